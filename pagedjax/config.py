@@ -1,0 +1,114 @@
+"""Engine options: vLLM's flag names, defaults and meanings, checked before anything loads.
+
+Each field carries its help text; the command line is generated from them (`cli.py`). What depends on
+the model (context length, budgets) is left None here and resolved once by `resolve`.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pagedjax.errors import ConfigError
+
+DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "gpu": 8192}
+CPU_KV_CACHE_BYTES = 1 << 30  # default pool on a CPU, where there is no device memory to take a share of
+
+
+def option(default: Any, help_text: str, **metadata: Any) -> Any:
+    """A dataclass field whose metadata makes it a command line flag."""
+    return dataclasses.field(default=default, metadata={"help": help_text, **metadata})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of one engine; unknown names are a TypeError, contradictory values a ConfigError."""
+
+    model: str = option("demo", "Hugging Face directory or hub name, .gguf file, Orbax directory, or 'demo' for the embedded SmolLM2-135M-Instruct.", positional=True)
+    tokenizer: str | None = option(None, "Tokenizer directory or hub name; the model's own if unset.")
+    served_model_name: str | None = option(None, "Name that requests and metrics use; the value of --model if unset.")
+    revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    download_dir: str | None = option(None, "Where hub files are cached; the hub library's default if unset.")
+    load_format: Literal["auto", "safetensors", "gguf", "orbax", "dummy"] = option("auto", "Format of the weights; 'dummy' makes random ones from the config alone.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "Type of weights, activations and KV cache; 'auto' is the checkpoint's on a GPU and float32 on a CPU.")
+    quantization: str | None = option(None, "Quantisation method of the weights.")
+    trust_remote_code: bool = option(False, "Run code from the model repository; always refused.")
+    seed: int = option(0, "Seed of dummy weights and of the seeds given to unseeded requests.")
+    max_model_len: int | None = option(None, "Longest prompt plus output in tokens; the model's own limit if unset.")
+    block_size: int = option(16, "Tokens per KV cache block: 8, 16, 32, 64 or 128.")
+    gpu_memory_utilization: float = option(0.9, "Share of device memory the engine may use, above 0 and at most 1.")
+    kv_cache_memory_bytes: int | None = option(None, f"Bytes for the KV cache, in place of --gpu-memory-utilization; {CPU_KV_CACHE_BYTES} on a CPU if unset.")
+    num_gpu_blocks_override: int | None = option(None, "Number of KV cache blocks, in place of what memory allows; for tests.")
+    swap_space: float = option(0.0, "Host memory for swapped blocks in GiB.")
+    max_num_seqs: int = option(256, "Most requests in one iteration.")
+    max_num_batched_tokens: int | None = option(None, "Most tokens in one iteration; 8192 on a GPU and 2048 on a CPU if unset.")
+    enable_prefix_caching: bool = option(True, "Reuse KV cache blocks of equal prefixes.")
+    enable_chunked_prefill: bool = option(True, "Split long prompts over iterations; cannot be switched off.")
+    scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", "Order of requests: first come first served, or lowest priority value first.")
+    scheduler_delay_factor: float = option(0.0, "Delay before scheduling the next prompt, times the last prompt's latency.")
+    async_scheduling: bool = option(True, "Run the host one iteration ahead of the device.")
+    tensor_parallel_size: int = option(1, "GPUs that share each layer.", short="-tp")
+    pipeline_parallel_size: int = option(1, "Groups of layers on different GPUs.", short="-pp")
+    data_parallel_size: int = option(1, "Copies of the model.", short="-dp")
+    speculative_config: dict[str, Any] | None = option(None, "Speculative decoding, as JSON.", parse=json.loads)
+    generation_config: str = option("auto", "Where sampling defaults come from: 'auto' the model directory, 'vllm' none, or a directory.")
+    chat_template: str | None = option(None, "Jinja chat template file or text, in place of the tokenizer's.")
+    max_logprobs: int = option(20, "Most log probabilities a request may ask for per token, at most 64.")
+    compilation_cache_dir: str | None = option(None, "Directory of compiled steps; ~/.cache/pagedjax if unset, an empty string switches it off.")
+    disable_log_stats: bool = option(False, "No statistics line every ten seconds.")
+
+    def __post_init__(self):
+        _check_ranges(self)
+        _check_built(self)
+
+    @property
+    def model_name(self) -> str:
+        """The name clients see."""
+        return self.served_model_name or self.model
+
+
+def _check_ranges(config: EngineConfig) -> None:
+    _check_choice(config, "block_size", (8, 16, 32, 64, 128))
+    for name in ("load_format", "dtype", "scheduling_policy"):
+        hints = EngineConfig.__annotations__[name]
+        _check_choice(config, name, hints.__args__)
+    for name in ("max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        _check_at_least(config, name, 1)
+    for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+        if getattr(config, name) is not None:
+            _check_at_least(config, name, 1)
+    if config.num_gpu_blocks_override is not None:
+        _check_at_least(config, "num_gpu_blocks_override", 2)
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError(f"gpu_memory_utilization is {config.gpu_memory_utilization}; "
+                          "it must be above 0 and at most 1, for example 0.9")
+    if not 0 <= config.max_logprobs <= 64:
+        raise ConfigError(f"max_logprobs is {config.max_logprobs}; it must be at least 0 and at most 64")
+    budget = config.max_num_batched_tokens
+    if budget is not None and budget < config.max_num_seqs:
+        raise ConfigError(f"max_num_batched_tokens is {budget}, below max_num_seqs {config.max_num_seqs}; "
+                          "every running request needs one token an iteration: raise it or lower --max-num-seqs")
+
+
+def _check_built(config: EngineConfig) -> None:
+    """Refuse what is known to vLLM's users but not built here, by name."""
+    for name, allowed in (("tensor_parallel_size", 1), ("pipeline_parallel_size", 1), ("data_parallel_size", 1),
+                          ("quantization", None), ("speculative_config", None), ("swap_space", 0.0),
+                          ("scheduler_delay_factor", 0.0), ("enable_chunked_prefill", True), ("trust_remote_code", False)):
+        value = getattr(config, name)
+        if value != allowed:
+            raise ConfigError(f"{name}={value!r} is not built yet; leave it at {allowed!r}"
+                              if name != "trust_remote_code" else
+                              "trust_remote_code=True is refused: code from model repositories is never run; leave it out")
+
+
+def _check_choice(config: EngineConfig, name: str, choices: tuple) -> None:
+    value = getattr(config, name)
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(str, choices))}")
+
+
+def _check_at_least(config: EngineConfig, name: str, low: int) -> None:
+    value = getattr(config, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ConfigError(f"{name} is {value!r}; it must be an integer, at least {low}")

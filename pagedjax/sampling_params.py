@@ -1,0 +1,168 @@
+"""What one request asks of the sampler and of the stop rules.
+
+Field names, defaults and meanings are vLLM's. Values are checked on construction, before a request
+reaches any queue; what depends on a model (vocabulary, context length) is checked by `validate_for`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pagedjax.errors import InvalidRequestError
+
+MAX_STOP_TOKEN_IDS = 16  # per request, EOS ids included
+MAX_LOGIT_BIAS = 300
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_TOKENS = 16
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1024
+
+
+class RequestOutputKind(Enum):
+    """How much text each streamed `RequestOutput` carries."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+    FINAL_ONLY = "final_only"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Sampling and stopping of one request.
+
+    Raises:
+      InvalidRequestError: a value is out of range; the message names value, limit and remedy.
+    """
+
+    n: int = 1
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    max_tokens: int | None = 16  # None: up to the context length
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    output_kind: RequestOutputKind = field(default=RequestOutputKind.CUMULATIVE)
+
+    def __post_init__(self):
+        stop = self.stop
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        _check_numbers(self)
+        _check_lists(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    def validate_for(self, *, vocab_size: int, max_logprobs: int) -> None:
+        """Check what depends on the model: token ids below `vocab_size`, logprobs up to `max_logprobs`."""
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token_id in getattr(self, name) or ():
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidRequestError(
+                        f"{name} holds token id {token_id}, the vocabulary is 0..{vocab_size - 1}; "
+                        "remove the id", param=name)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and value > max_logprobs:
+                raise InvalidRequestError(
+                    f"{name} is {value}, the limit is {max_logprobs}; "
+                    "ask for fewer or raise --max-logprobs", param=name)
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    _check(params, "n", int, 1, MAX_N)
+    _check(params, "temperature", float, 0.0, 2.0)
+    _check(params, "top_p", float, 0.0, 1.0, exclusive_low=True)
+    _check(params, "top_k", int, -1, 2**31 - 1)
+    _check(params, "min_p", float, 0.0, 1.0)
+    _check(params, "presence_penalty", float, -2.0, 2.0)
+    _check(params, "frequency_penalty", float, -2.0, 2.0)
+    _check(params, "repetition_penalty", float, 0.0, 1e6, exclusive_low=True)
+    _check(params, "min_tokens", int, 0, 2**31 - 1)
+    if params.seed is not None:
+        _check(params, "seed", int, -(2**63), 2**63 - 1)
+    if params.max_tokens is not None:
+        _check(params, "max_tokens", int, 1, 2**31 - 1)
+        if params.min_tokens > params.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens}, above max_tokens {params.max_tokens}; "
+                "lower min_tokens or raise max_tokens", param="min_tokens")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None:
+            _check(params, name, int, 0, 2**31 - 1)
+
+
+def _check(params: SamplingParams, name: str, kind: type, low: float, high: float, *, exclusive_low: bool = False):
+    value = getattr(params, name)
+    bounds = f"{'above' if exclusive_low else 'at least'} {low} and at most {high}"
+    is_number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
+    if not is_number:
+        raise InvalidRequestError(f"{name} is {value!r}; it must be a number, {bounds}", param=name)
+    if math.isnan(value) or not low <= value <= high or (exclusive_low and value == low):
+        raise InvalidRequestError(f"{name} is {value}; it must be {bounds}", param=name)
+
+
+def _check_lists(params: SamplingParams) -> None:
+    _check_length("stop", params.stop, MAX_STOP_STRINGS)
+    for text in params.stop:
+        if not isinstance(text, str) or not text or len(text) > MAX_STOP_STRING_CHARS:
+            raise InvalidRequestError(
+                f"stop holds {text!r:.80}; each stop string has 1 to {MAX_STOP_STRING_CHARS} characters", param="stop")
+    if params.stop and not params.detokenize:
+        raise InvalidRequestError("stop strings need text; set detokenize=True or use stop_token_ids", param="stop")
+    _check_ids("stop_token_ids", params.stop_token_ids)
+    _check_length("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS - 4)
+    if params.allowed_token_ids is not None:
+        _check_ids("allowed_token_ids", params.allowed_token_ids)
+        if not params.allowed_token_ids:
+            raise InvalidRequestError("allowed_token_ids is empty; name at least one id or leave it out",
+                                      param="allowed_token_ids")
+    _check_logit_bias(params.logit_bias or {})
+    _check_length("bad_words", params.bad_words or (), MAX_BAD_WORDS)
+    for word in params.bad_words or ():
+        if not isinstance(word, str) or not word:
+            raise InvalidRequestError(f"bad_words holds {word!r:.80}; each must be a non-empty string", param="bad_words")
+
+
+def _check_logit_bias(bias: dict[int, float]) -> None:
+    _check_ids("logit_bias", tuple(bias))
+    _check_length("logit_bias", bias, MAX_LOGIT_BIAS)
+    for token_id, value in bias.items():
+        if not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise InvalidRequestError(
+                f"logit_bias[{token_id}] is {value!r}; it must be a number, at least -100 and at most 100",
+                param="logit_bias")
+
+
+def _check_ids(name: str, ids: Sequence[int]) -> None:
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+            raise InvalidRequestError(f"{name} holds {token_id!r:.80}; token ids are integers of 0 or more", param=name)
+
+
+def _check_length(name: str, values, limit: int) -> None:
+    if len(values) > limit:
+        raise InvalidRequestError(f"{name} has {len(values)} entries, the limit is {limit}; remove some", param=name)

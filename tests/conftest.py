@@ -1,0 +1,42 @@
+"""What every test runs under: JAX on the CPU, strict dtypes and ranks, fixed seeds, a cache of compiled code.
+
+JAX reads these variables when it is first imported, and processes that a test starts inherit them. Variables
+that are set already win, so `JAX_ENABLE_X64=1` or `JAX_PLATFORMS=cuda` on the command line work. This file
+imports none of the project's packages: the jaxtyping hook must come first.
+"""
+
+import hashlib
+import os
+import platform
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+def _processor() -> str:
+    """Identify this processor: compiled code must not move to one that lacks its instructions."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else [platform.processor()]
+    flags = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    return hashlib.sha256("\n".join(sorted(flags)).encode()).hexdigest()[:12]
+
+
+CACHE_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+for name, value in {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+    "JAX_NUMPY_RANK_PROMOTION": "raise",
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE_HOME / "pagedjax-tests" / _processor()),
+    "HF_HUB_OFFLINE": "1",  # no test reaches a network
+    "TOKENIZERS_PARALLELISM": "false",
+}.items():
+    os.environ.setdefault(name, value)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  libraries under test may draw from the global generator
