@@ -6,6 +6,7 @@ imports none of the project's packages: the jaxtyping hook must come first.
 """
 
 import hashlib
+import importlib
 import os
 import platform
 import random
@@ -34,6 +35,8 @@ for name, value in {
     "TOKENIZERS_PARALLELISM": "false",
 }.items():
     os.environ.setdefault(name, value)
+
+importlib.import_module("tests.typechecking")  # the jaxtyping hook looks it up by name
 
 
 @pytest.fixture(autouse=True)
