@@ -67,6 +67,22 @@ class EngineConfig:
         return self.served_model_name or self.model
 
 
+def resolve(config: EngineConfig, *, max_position_embeddings: int, platform: str) -> EngineConfig:
+    """Fill in what depends on the model and the device ("cpu" or "gpu"), and check it.
+
+    Raises:
+      ConfigError: max_model_len exceeds what the model was trained for.
+    """
+    max_model_len = config.max_model_len or max_position_embeddings
+    if max_model_len > max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, the model's positions end at {max_position_embeddings}; "
+            f"set --max-model-len to {max_position_embeddings} or less"
+        )
+    budget = config.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS[platform], config.max_num_seqs)
+    return dataclasses.replace(config, max_model_len=max_model_len, max_num_batched_tokens=budget)
+
+
 def _check_ranges(config: EngineConfig) -> None:
     _check_choice(config, "block_size", (8, 16, 32, 64, 128))
     for name in ("load_format", "dtype", "scheduling_policy"):

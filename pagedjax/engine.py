@@ -1,0 +1,304 @@
+"""The synchronous engine: add requests, step, get outputs. One owner for each thing that changes.
+
+    scheduler  queues and blocks          runner   device arrays and executables
+    input      checks and tokenizes       running  text of each request
+
+`step` dispatches iteration N+1 before it reads iteration N, so that the device always has work. Not thread-safe: one
+thread drives an engine (`async_engine` gives it one).
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagedjax.config import EngineConfig, resolve
+from pagedjax.device import check_devices
+from pagedjax.errors import InvalidRequestError
+from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResult
+from pagedjax.execution.step import TokenLogprobs
+from pagedjax.loading import load_model
+from pagedjax.loading.generation_config import generation_defaults
+from pagedjax.loading.weights import LoadedModel
+from pagedjax.models.config import ModelConfig
+from pagedjax.outputs import RequestOutput
+from pagedjax.request_input import RequestInput
+from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScores
+from pagedjax.sampling_params import SamplingParams
+from pagedjax.scheduling.request import RequestStatus
+from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
+from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
+
+LOOKAHEAD = 1  # steps in flight while the host works on the one before
+
+
+@dataclass(frozen=True)
+class ScheduledView:
+    """One request's share of an iteration, for those who watch."""
+
+    request_id: str
+    num_scheduled_tokens: int
+    context_len: int
+    block_table: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one `step` scheduled (iteration N+1) and what it finished reading (iteration N). Iterates over the outputs."""
+
+    outputs: list[RequestOutput]
+    plan: SchedulerOutput = field(repr=False)
+
+    @property
+    def scheduled(self) -> list[ScheduledView]:
+        """Who computes how much of what in this iteration, with block tables; look before the next step."""
+        return [
+            ScheduledView(
+                item.request.request_id, item.num_scheduled_tokens, item.context_len, tuple(item.request.block_ids)
+            )
+            for item in self.plan.scheduled
+        ]
+
+    @property
+    def preempted(self) -> list[str]:
+        """Requests that lost their blocks in this iteration."""
+        return [request.request_id for request in self.plan.preempted]
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        return iter(self.outputs)
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+
+class LLMEngine:
+    """Serves requests of one model on one device.
+
+    Args:
+      config: the options.
+      params: the model's parameters as a pytree, in place of a checkpoint; needs `model_config`.
+      model_config: the model's shape, where it is not read from a checkpoint.
+      loaded, tokenizer: a model and tokenizer that exist already, in place of loading them.
+      show_progress: progress bars for loading and compiling, and the ledger, on stderr.
+
+    Raises:
+      ConfigError: the options, the checkpoint or the memory do not allow it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        params: Any = None,
+        model_config: ModelConfig | None = None,
+        loaded: LoadedModel | None = None,
+        tokenizer: Tokenizer | None = None,
+        show_progress: bool = False,
+    ):
+        platform = check_devices()
+        began = time.monotonic()
+        loaded = loaded or load_model(config, params=params, model_config=model_config)
+        self.load_seconds = time.monotonic() - began
+        self.config = resolve(config, max_position_embeddings=loaded.config.max_position_embeddings, platform=platform)
+        self.model_config = loaded.config
+        self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=params is None and model_config is None)
+        self.default_sampling_params = generation_defaults(self.config)
+        self._input = RequestInput(self.config, loaded.config, self.tokenizer, self._eos_token_ids())
+        self._runner = ModelRunner(loaded, self.config, show_progress=show_progress)
+        max_model_len = self.config.max_model_len
+        assert max_model_len is not None, "resolved above"
+        self._scheduler = Scheduler(
+            num_blocks=self._runner.num_blocks,
+            block_size=self.config.block_size,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self._runner.buckets.tokens[-1],
+            max_model_len=max_model_len,
+            enable_prefix_caching=self.config.enable_prefix_caching,
+            policy=self.config.scheduling_policy,
+        )
+        self._in_flight: deque[InFlightStep] = deque()
+        self._running: dict[str, RunningRequest] = {}
+        self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
+        self._due: dict[str, None] = {}  # requests that finished outside a step: aborted ones
+        self._counts = {"prompt_tokens": 0, "generation_tokens": 0}
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+    ) -> None:
+        """Queue a request. `prompt` is text or token ids; `arrival_time` is on `time.monotonic()`.
+
+        Raises:
+          InvalidRequestError: it can never run; the engine is untouched.
+        """
+        if request_id in self._running or request_id in self._completions:
+            raise InvalidRequestError(f"request_id {request_id!r:.80} is in use; choose another", param="request_id")
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        params = sampling_params if sampling_params is not None else self.default_params()
+        new = self._input.build(
+            request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
+        )
+        for child in new.children:  # they are alike: if one is refused, the first is
+            self._scheduler.add_request(child)
+        running = RunningRequest.start(new, self.tokenizer, arrival_time=arrival_time)
+        self._running[request_id] = running
+        for completion in running.completions:
+            self._completions[completion.request.request_id] = (running, completion)
+
+    def step(self) -> StepOutput:
+        """Run one iteration: schedule and dispatch the next step, then read the one before."""
+        output = self._scheduler.schedule()
+        if output.scheduled:
+            self._note_scheduled(output)
+            self._in_flight.append(self._runner.dispatch(output))
+        touched = self._due
+        self._due = {}
+        lookahead = LOOKAHEAD if self.config.async_scheduling and output.scheduled else 0
+        while len(self._in_flight) > lookahead:
+            touched |= self._finish(self._in_flight.popleft())
+        return StepOutput(self._outputs(touched), output)
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests early; unknown or finished ids are ignored. Their last output comes with the next step."""
+        for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
+            running = self._running.get(request_id)
+            if running is None:
+                continue
+            for completion in running.completions:
+                if not completion.request.is_finished:
+                    self._scheduler.abort(completion.request.request_id)
+                    completion.flush()
+            self._due[request_id] = None
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything left to do."""
+        return bool(self._running or self._in_flight or self._scheduler.has_work())
+
+    def unfinished_request_ids(self) -> set[str]:
+        """Ids of requests whose last output has not been handed out."""
+        return set(self._running)
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges now; keys are vLLM's metric names without the prefix."""
+        return {
+            **self._scheduler.stats(),
+            **self._counts,
+            "num_compilations_after_ready": self._runner.num_compilations_after_ready,
+        }
+
+    def default_params(self) -> SamplingParams:
+        """Sampling parameters of a request that names none: the model's own defaults."""
+        return SamplingParams(**self.default_sampling_params)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks. False, and nothing happens, while requests are running."""
+        return self._scheduler.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Abort everything and free the device memory."""
+        self.abort(list(self._running))
+        while self._in_flight:
+            self._runner.read(self._in_flight.popleft())
+        self._running.clear()
+        self._runner.close()
+
+    def check_integrity(self) -> None:
+        """Assert that free, used and cached blocks add up."""
+        self._scheduler.check_integrity()
+
+    def start_up_lines(self) -> list[str]:
+        """What to print once the engine is ready: ledger, executables, times."""
+        runner = self._runner
+        return [
+            *runner.ledger.lines(),
+            f"Loading weights took {self.load_seconds:.1f} s",
+            f"Compiling {runner.num_executables} executables ({runner.num_full_model_executables} of the whole "
+            f"model) took {runner.compile_seconds:.1f} s",
+        ]
+
+    @property
+    def host_times(self) -> Any:
+        """Seconds of host work per phase, summed over iterations (`HostTimes`)."""
+        return self._runner.times
+
+    def _eos_token_ids(self) -> frozenset[int]:
+        ids = set(self.model_config.eos_token_ids) | set(self.default_sampling_params.pop("eos_token_ids", ()))
+        if self.tokenizer is not None:
+            ids |= set(self.tokenizer.eos_token_ids)
+        return frozenset(ids)
+
+    def _note_scheduled(self, output: SchedulerOutput) -> None:
+        now = time.monotonic()
+        for item in output.scheduled:
+            if item.is_new_row and not item.request.num_preemptions:
+                running, _ = self._completions[item.request.request_id]
+                if running.metrics.first_scheduled_time is None:
+                    running.metrics.first_scheduled_time = now
+                    self._counts["prompt_tokens"] += item.request.num_prompt_tokens
+
+    def _finish(self, step: InFlightStep) -> dict[str, None]:
+        """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
+        result = self._runner.read(step)
+        touched: dict[str, None] = {}
+        for scored in result.prompt_logprobs:
+            known = self._completions.get(scored.request.request_id)
+            if known is not None:
+                known[0].push_prompt_logprobs(scored.first_position, list(_scores(scored.arrays)))
+        for request, token_ids in self._scheduler.update(step.output, result.token_ids, result.failed):
+            running, completion = self._completions[request.request_id]
+            self._push(running, completion, token_ids, result)
+            touched[running.new.request_id] = None
+        return touched
+
+    def _push(
+        self, running: RunningRequest, completion: RunningCompletion, token_ids: list[int], result: StepResult
+    ) -> None:
+        request = completion.request
+        self._counts["generation_tokens"] += len(token_ids)
+        scores: list[TokenScores] = []
+        if request.sampling_params.logprobs is not None and result.logprobs is not None and token_ids:
+            scores = [_score_at(result.logprobs, result.logprob_rows[request.request_id])]
+        if token_ids:
+            running.note_tokens()
+        matched = completion.push(token_ids, scores)
+        if matched is not None:
+            self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED, stop_reason=matched)
+        elif request.is_finished:
+            completion.flush()
+        if request.status == RequestStatus.FINISHED_ERROR:
+            running.error = "the model's logits were not finite (NaN or infinity); check the weights and the dtype"
+
+    def _outputs(self, touched: dict[str, None]) -> list[RequestOutput]:
+        outputs = []
+        for request_id in touched:
+            running = self._running.get(request_id)
+            if running is None:
+                continue
+            output = running.output()
+            if output is not None:
+                outputs.append(output)
+            if running.is_finished:
+                self._forget(request_id)
+        return outputs
+
+    def _forget(self, request_id: str) -> None:
+        for completion in self._running.pop(request_id).completions:
+            self._completions.pop(completion.request.request_id)
+
+
+def _scores(arrays: TokenLogprobs) -> Iterator[TokenScores]:
+    for row in range(len(arrays.logprob)):
+        yield _score_at(arrays, row)
+
+
+def _score_at(arrays: TokenLogprobs, row: int) -> TokenScores:
+    return TokenScores(
+        float(arrays.logprob[row]), int(arrays.rank[row]), arrays.top_ids[row], arrays.top_logprobs[row]
+    )

@@ -1,0 +1,86 @@
+"""The table of every shape the device ever sees.
+
+Padding to a bucket bounds the number of executables, and knowing them all in advance is what lets the
+engine compile before it says it is ready. Knows nothing of requests.
+"""
+
+from dataclasses import dataclass
+
+ROW_WRITER_BUCKETS = (1, 8, 64)
+SAMPLE_BUCKETS = (8, 64)  # and max_num_seqs
+SCORE_ROWS = 64  # hidden rows scored at once for prompt_logprobs
+MIN_TOKEN_BUCKET = 16
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """Padded sizes of one step: B request rows, T tokens, and the block table entries that may change."""
+
+    num_rows: int
+    num_tokens: int
+    block_size: int
+    is_decode: bool  # one query token a row, taken from the device's own last tokens
+
+    @property
+    def num_updates(self) -> int:
+        """Most new blocks: a row that grows by n tokens gets at most n // block_size + 1."""
+        return self.num_rows + (0 if self.is_decode else self.num_tokens // self.block_size)
+
+    @property
+    def packed_size(self) -> int:
+        """Length of the int32 array of changes: rows, query lengths, three per update, token ids unless decoding."""
+        return 2 * self.num_rows + 3 * self.num_updates + (0 if self.is_decode else self.num_tokens)
+
+
+def powers_of_two(first: int, last: int) -> tuple[int, ...]:
+    """`first`, doubled until `last`, which is always included."""
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= 2
+    return (*sizes, last)
+
+
+def bucket_for(size: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds `size`."""
+    for bucket in buckets:
+        if size <= bucket:
+            return bucket
+    raise AssertionError(f"nothing may schedule {size}, above the largest bucket {buckets[-1]}")
+
+
+@dataclass(frozen=True)
+class BucketTable:
+    """All step shapes of one engine.
+
+    Attributes:
+      decode: row buckets of the fused decode step.
+      tokens: token buckets of the forward step.
+      sample: row buckets of the sampling step.
+    """
+
+    decode: tuple[int, ...]
+    tokens: tuple[int, ...]
+    sample: tuple[int, ...]
+    max_num_seqs: int
+    block_size: int
+
+    @classmethod
+    def build(cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int) -> "BucketTable":
+        first = min(MIN_TOKEN_BUCKET, max_num_batched_tokens)
+        return cls(
+            decode=powers_of_two(1, max_num_seqs),
+            tokens=powers_of_two(first, max_num_batched_tokens),
+            sample=tuple(b for b in SAMPLE_BUCKETS if b < max_num_seqs) + (max_num_seqs,),
+            max_num_seqs=max_num_seqs,
+            block_size=block_size,
+        )
+
+    def decode_shape(self, num_rows: int) -> StepShape:
+        bucket = bucket_for(num_rows, self.decode)
+        return StepShape(bucket, bucket, self.block_size, is_decode=True)
+
+    def forward_shape(self, num_tokens: int) -> StepShape:
+        """Rows follow from tokens: no step has more rows than tokens or than `max_num_seqs`."""
+        bucket = bucket_for(num_tokens, self.tokens)
+        return StepShape(min(bucket, self.max_num_seqs), bucket, self.block_size, is_decode=False)

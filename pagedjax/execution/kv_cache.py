@@ -1,0 +1,150 @@
+"""The KV cache pool and the ledger that says where the memory goes.
+
+The pool has one shape for the life of the engine: per layer `k, v: [num_blocks, num_kv_heads, block_size, head_dim]`,
+block 0 being the null block. How many blocks there are is computed here, before anything runs. Knows nothing of
+requests.
+"""
+
+import os
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from pagedjax.config import CPU_KV_CACHE_BYTES, EngineConfig
+from pagedjax.errors import ConfigError
+from pagedjax.models.batch import KVCache
+from pagedjax.models.config import ModelConfig
+
+GIB = 1 << 30
+DEFAULT_MEM_FRACTION = "0.75"  # what JAX reserves when nobody says otherwise
+MARGIN_BYTES = 512 << 20  # left to the runtime on a GPU: context growth, autotuning, small arrays
+COARSE_BLOCKS = 64  # num_blocks is a multiple, so that small changes of free memory keep hitting the compile cache
+
+
+def block_bytes(model: ModelConfig, *, block_size: int, dtype: jnp.dtype) -> int:
+    """Bytes of one block over all layers, K and V."""
+    values = model.num_layers * 2 * model.num_kv_heads * block_size * model.head_dim
+    return values * jnp.dtype(dtype).itemsize
+
+
+def allocate(model: ModelConfig, *, num_blocks: int, block_size: int, dtype: jnp.dtype) -> KVCache:
+    """A pool of zeros."""
+    shape = (num_blocks, model.num_kv_heads, block_size, model.head_dim)
+    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(model.num_layers)]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Where device memory goes, in bytes."""
+
+    budget: int  # what the engine may use in all
+    weights: int
+    request_state: int
+    temporaries: int  # largest over the buckets
+    margin: int
+    foreign: int  # live arrays that are not ours
+    block: int  # bytes of one block
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    device: str
+
+    @property
+    def num_tokens(self) -> int:
+        return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def max_concurrency(self) -> float:
+        """Requests of max_model_len tokens that fit at once."""
+        return (self.num_blocks - 1) / -(-self.max_model_len // self.block_size)
+
+    def lines(self) -> list[str]:
+        """The table printed at start, with the two lines operators look for."""
+        rows = [
+            ("memory the engine may use", self.budget),
+            ("weights", self.weights),
+            ("request state", self.request_state),
+            ("largest temporary of a step", self.temporaries),
+            ("margin", self.margin),
+            ("other arrays in this process", self.foreign),
+            (f"KV cache, {self.num_blocks} blocks of {self.block} bytes", self.num_blocks * self.block),
+        ]
+        table = [f"  {name:<48} {size / GIB:9.3f} GiB" for name, size in rows]
+        return [
+            f"Memory on {self.device}:",
+            *table,
+            f"{self.device.upper()} KV cache size: {self.num_tokens:,} tokens",
+            f"Maximum concurrency for {self.max_model_len:,} tokens per request: {self.max_concurrency:.2f}x",
+        ]
+
+
+def plan(
+    config: EngineConfig, model: ModelConfig, *, dtype: jnp.dtype, max_model_len: int,
+    weights: int, request_state: int, temporaries: int,
+) -> Ledger:  # fmt: skip
+    """Decide num_blocks.
+
+    Raises:
+      ConfigError: not even one request of max_model_len fits; the message says what would.
+    """
+    device = jax.local_devices()[0]
+    one_block = block_bytes(model, block_size=config.block_size, dtype=dtype)
+    budget, foreign, margin = _budget(config, device, weights + request_state)
+    room = budget - weights - request_state - temporaries - margin - foreign
+    if config.kv_cache_memory_bytes is not None or device.platform == "cpu":
+        room = config.kv_cache_memory_bytes or CPU_KV_CACHE_BYTES
+        budget = weights + request_state + temporaries + room
+        margin = foreign = 0
+    blocks_per_request = -(-max_model_len // config.block_size)
+    useful = config.max_num_seqs * blocks_per_request + 1
+    num_blocks = min(config.num_gpu_blocks_override or _coarse(room // one_block), useful)
+    if num_blocks - 1 < blocks_per_request:
+        raise ConfigError(_too_small(config, max_model_len, num_blocks, one_block, room))
+    return Ledger(
+        budget=budget, weights=weights, request_state=request_state, temporaries=temporaries, margin=margin,
+        foreign=foreign, block=one_block, num_blocks=num_blocks, block_size=config.block_size,
+        max_model_len=max_model_len, device=device.platform,
+    )  # fmt: skip
+
+
+def estimate_temporaries(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
+    """A guess, checked after compilation, of the largest temporary: activations of one chunk, or the full sampler's logits."""
+    tokens = config.max_num_batched_tokens or 0
+    activations = tokens * (3 * model.intermediate_size + 6 * model.hidden_size) * jnp.dtype(dtype).itemsize
+    logits = 6 * config.max_num_seqs * model.vocab_size * 4
+    return max(activations, logits)
+
+
+def _coarse(num_blocks: int) -> int:
+    return num_blocks // COARSE_BLOCKS * COARSE_BLOCKS if num_blocks > 4 * COARSE_BLOCKS else num_blocks
+
+
+def _budget(config: EngineConfig, device: jax.Device, ours: int) -> tuple[int, int, int]:
+    """(bytes the engine may use, bytes of foreign arrays, margin).
+
+    JAX reserves a fraction of the device when it starts; the command line sets that fraction to the utilisation, and
+    inside a running JAX the engine can have no more than what was reserved.
+    """
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if not stats:
+        return 0, 0, 0
+    limit = stats["bytes_limit"]
+    total = limit / float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", DEFAULT_MEM_FRACTION))
+    foreign = max(0, stats["bytes_in_use"] - ours)
+    return min(limit, int(total * config.gpu_memory_utilization)), foreign, MARGIN_BYTES
+
+
+def _too_small(config: EngineConfig, max_model_len: int, num_blocks: int, one_block: int, room: int) -> str:
+    fits = max(0, (num_blocks - 1) * config.block_size)
+    needed = (-(-max_model_len // config.block_size) + 1) * one_block
+    if config.num_gpu_blocks_override:
+        remedy = f"raise --num-gpu-blocks-override to {-(-max_model_len // config.block_size) + 1}"
+    elif config.kv_cache_memory_bytes or jax.local_devices()[0].platform == "cpu":
+        remedy = f"raise --kv-cache-memory-bytes to {needed}"
+    else:
+        remedy = "raise --gpu-memory-utilization, lower --max-num-seqs or --max-num-batched-tokens, or use a smaller dtype"
+    return (
+        f"one request of max_model_len {max_model_len} needs {needed / GIB:.2f} GiB of KV cache, there is room for "
+        f"{max(room, 0) / GIB:.2f} GiB ({fits} tokens); {remedy}, or set --max-model-len to {fits} or less"
+    )

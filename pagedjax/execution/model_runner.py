@@ -1,0 +1,333 @@
+"""Owns every device array of the engine and runs the steps that the scheduler decides.
+
+`dispatch` starts a step and returns at once; `read` waits for its few ids. The engine dispatches step N+1 before it
+reads step N, so the device never waits for the host. Knows nothing of text, stop rules or queues.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pagedjax.config import EngineConfig
+from pagedjax.execution import kv_cache
+from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, bucket_for
+from pagedjax.execution.compilation import CompilationCounter, Task, compile_all, enable_cache, jit_with, shapes_of
+from pagedjax.execution.model_input import is_decode_batch, pack_changes
+from pagedjax.execution.request_state import (
+    NUM_FIXED,
+    empty_rows,
+    neutral_sampler_row,
+    neutral_sampler_rows,
+    write_rows,
+    write_sampler_row,
+)
+from pagedjax.execution.row_input import needs_wide_row, pack_rows, sampling_variant, wide_row
+from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
+from pagedjax.loading.weights import LoadedModel
+from pagedjax.scheduling.request import Request
+from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
+
+PLAIN_VARIANTS = ("greedy", "random")
+
+
+@dataclass(frozen=True)
+class PromptScore:
+    """Prompt log probabilities under way: `count` entries for positions from `first_position` on."""
+
+    request: Request
+    first_position: int
+    count: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True)
+class InFlightStep:
+    """A dispatched step: who is in it, and the device arrays to read."""
+
+    output: SchedulerOutput
+    sampling: list[ScheduledRequest]  # in the order of the result's rows
+    result: jax.Array | None  # [B, RESULT_COLUMNS], None when no row samples
+    logprobs: TokenLogprobs | None
+    scores: list[PromptScore]
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Scored prompt tokens of one request, positions [first_position, first_position + len(logprob))."""
+
+    request: Request
+    first_position: int
+    arrays: TokenLogprobs  # numpy
+
+
+@dataclass
+class StepResult:
+    """What one step produced, on the host."""
+
+    token_ids: dict[str, list[int]] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)  # logits were not finite
+    logprob_rows: dict[str, int] = field(default_factory=dict)
+    logprobs: TokenLogprobs | None = None  # numpy, indexed by logprob_rows
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+
+
+@dataclass
+class HostTimes:
+    """Seconds of host work, summed over `num_steps` iterations."""
+
+    num_steps: int = 0
+    pack: float = 0.0
+    dispatch: float = 0.0
+    wait: float = 0.0
+
+
+class ModelRunner:
+    """Device side of one engine. Construction loads nothing but allocates and compiles everything."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, show_progress: bool = False):
+        assert config.max_model_len is not None and config.max_num_batched_tokens is not None, "resolve first"
+        enable_cache(config.compilation_cache_dir)
+        self.times = HostTimes()
+        self.compilations = CompilationCounter()
+        self._config = config
+        self._vocab_size = loaded.config.vocab_size
+        self._max_blocks = -(-config.max_model_len // config.block_size)
+        self.buckets = BucketTable.build(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            block_size=config.block_size,
+        )
+        self._rows = empty_rows(config.max_num_seqs, self._max_blocks)
+        self._wide = neutral_sampler_rows(config.max_num_seqs, self._vocab_size)
+        self._dirty_rows: set[int] = set()  # wide rows that are not neutral
+        self._neutral = neutral_sampler_row(self._vocab_size)
+        self._build(loaded, show_progress)
+        self.num_compilations_at_ready = self.compilations.count
+
+    @property
+    def num_compilations_after_ready(self) -> int:
+        """Zero, or a bug."""
+        return self.compilations.count - self.num_compilations_at_ready
+
+    @property
+    def num_blocks(self) -> int:
+        return self.ledger.num_blocks
+
+    @property
+    def num_executables(self) -> int:
+        return len(self._executables)
+
+    def dispatch(self, output: SchedulerOutput) -> InFlightStep:
+        """Start one step; the arrays in what it returns are not ready yet."""
+        began = time.perf_counter()
+        self._admit([item for item in output.scheduled if item.is_new_row])
+        batch = sorted(output.scheduled, key=lambda item: not item.samples)  # stable: sampling rows first
+        sampling = [item for item in batch if item.samples]
+        variant = sampling_variant(item.request.sampling_params for item in sampling)
+        with_logprobs = any(item.request.sampling_params.logprobs is not None for item in sampling)
+        scored = [item for item in batch if item.request.sampling_params.prompt_logprobs is not None]
+        if is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored:
+            result, logprobs, scores = self._decode(batch, variant, began), None, []
+        else:
+            result, logprobs, scores = self._forward_and_sample(batch, sampling, variant, with_logprobs, began)
+        for array in (result, *jax.tree.leaves(logprobs)):
+            if array is not None:
+                array.copy_to_host_async()
+        self.times.num_steps += 1
+        return InFlightStep(output, sampling, result, logprobs, scores)
+
+    def read(self, step: InFlightStep) -> StepResult:
+        """Wait for a step's arrays and hand them over by request."""
+        began = time.perf_counter()
+        result = StepResult()
+        if step.result is not None:
+            table = np.asarray(step.result)
+            for row, item in enumerate(step.sampling):
+                request_id = item.request.request_id
+                result.token_ids[request_id] = [int(table[row, 0])]
+                result.logprob_rows[request_id] = row
+                if not table[row, RESULT_COLUMNS - 1]:
+                    result.failed.add(request_id)
+        if step.logprobs is not None:
+            result.logprobs = jax.tree.map(np.asarray, step.logprobs)
+        for score in step.scores:
+            arrays = jax.tree.map(lambda leaf, count=score.count: np.asarray(leaf)[:count], score.logprobs)
+            result.prompt_logprobs.append(PromptLogprobs(score.request, score.first_position, arrays))
+        self.times.wait += time.perf_counter() - began
+        return result
+
+    def close(self) -> None:
+        """Free the device arrays now rather than when the last reference goes."""
+        for array in jax.tree.leaves((self._kv_cache, self._rows, self._wide)):
+            array.delete()
+        self._leaves = ()
+
+    def _decode(self, batch: list[ScheduledRequest], variant: str, began: float) -> jax.Array:
+        shape = self.buckets.decode_shape(len(batch))
+        packed = pack_changes(batch, shape, max_num_seqs=self._config.max_num_seqs)
+        run = self._executables[f"decode {shape.num_rows} {variant}"]
+        dispatched = self._note_packed(began)
+        self._kv_cache, self._rows, result = run(self._leaves, self._kv_cache, self._rows, packed)
+        self.times.dispatch += time.perf_counter() - dispatched
+        return result
+
+    def _forward_and_sample(
+        self, batch: list[ScheduledRequest], sampling: list[ScheduledRequest], variant: str, with_logprobs: bool,
+        began: float,
+    ) -> tuple[jax.Array | None, TokenLogprobs | None, list[PromptScore]]:  # fmt: skip
+        shape = self.buckets.forward_shape(sum(item.num_scheduled_tokens for item in batch))
+        packed = pack_changes(batch, shape, max_num_seqs=self._config.max_num_seqs)
+        forward = self._executables[f"forward {shape.num_tokens}"]
+        dispatched = self._note_packed(began)
+        self._kv_cache, self._rows, hidden, last_hidden = forward(self._leaves, self._kv_cache, self._rows, packed)
+        scores = list(self._score(batch, hidden, shape.num_tokens))
+        result = logprobs = None
+        if sampling:
+            result, logprobs = self._sample(sampling, last_hidden, variant, with_logprobs)
+        self.times.dispatch += time.perf_counter() - dispatched
+        return result, logprobs, scores
+
+    def _sample(
+        self, sampling: list[ScheduledRequest], last_hidden: jax.Array, variant: str, with_logprobs: bool
+    ) -> tuple[jax.Array, TokenLogprobs | None]:
+        bucket = bucket_for(len(sampling), self.buckets.sample)
+        rows = np.full(bucket, self._config.max_num_seqs, np.int32)
+        rows[: len(sampling)] = [item.row for item in sampling]
+        name = "full logprobs" if with_logprobs else variant
+        wide = self._wide if name.startswith("full") else None
+        run = self._executables[f"sample {bucket} {name}"]
+        self._rows, wide, result, logprobs = run(self._leaves, self._rows, wide, last_hidden, rows)
+        if wide is not None:
+            self._wide = wide
+        return result, logprobs
+
+    def _score(self, batch: list[ScheduledRequest], hidden: jax.Array, num_tokens: int) -> Iterator[PromptScore]:
+        """Score each prompt token whose predecessor is in this step, SCORE_ROWS at a time."""
+        run = self._executables[f"score {num_tokens}"]
+        start = 0
+        for item in batch:
+            request, first = item.request, item.context_len
+            end = min(first + item.num_scheduled_tokens, request.num_prompt_tokens - 1)
+            if request.sampling_params.prompt_logprobs is not None:
+                for position in range(first, end, SCORE_ROWS):
+                    count = min(SCORE_ROWS, end - position)
+                    index = np.zeros(SCORE_ROWS, np.int32)
+                    index[:count] = np.arange(count) + start + position - first
+                    targets = np.zeros(SCORE_ROWS, np.int32)
+                    targets[:count] = request.all_token_ids[position + 1 : position + 1 + count]
+                    yield PromptScore(request, position + 1, count, run(self._leaves, hidden, index, targets))
+            start += item.num_scheduled_tokens
+
+    def _admit(self, items: Sequence[ScheduledRequest]) -> None:
+        """Write the device rows of requests that enter the batch."""
+        for start in range(0, len(items), ROW_WRITER_BUCKETS[-1]):
+            part = items[start : start + ROW_WRITER_BUCKETS[-1]]
+            bucket = bucket_for(len(part), ROW_WRITER_BUCKETS)
+            packed = pack_rows(part, bucket, max_blocks=self._max_blocks, max_num_seqs=self._config.max_num_seqs)
+            self._rows = self._executables[f"write rows {bucket}"](self._rows, packed)
+        for item in items:
+            assert item.row is not None
+            if needs_wide_row(item.request.sampling_params):
+                self._write_wide(item.row, wide_row(item.request, self._vocab_size))
+                self._dirty_rows.add(item.row)
+            elif item.row in self._dirty_rows:
+                self._write_wide(item.row, self._neutral)
+                self._dirty_rows.discard(item.row)
+
+    def _write_wide(self, row: int, values: Any) -> None:
+        self._wide = self._executables["write sampler row"](self._wide, np.int32(row), values)
+
+    def _note_packed(self, began: float) -> float:
+        now = time.perf_counter()
+        self.times.pack += now - began
+        return now
+
+    def _build(self, loaded: LoadedModel, show_progress: bool) -> None:
+        """Size the pool, allocate it and compile every executable."""
+        dtype = loaded.dtype
+        config = self._config
+        weights = _num_bytes(jax.tree.leaves(nnx.state(loaded.model)))
+        request_state = _num_bytes(jax.tree.leaves((self._rows, self._wide)))
+
+        def plan(temporaries: int) -> kv_cache.Ledger:
+            return kv_cache.plan(
+                config, loaded.config, dtype=dtype, max_model_len=config.max_model_len or 0, weights=weights,
+                request_state=request_state, temporaries=temporaries,
+            )  # fmt: skip
+
+        num_blocks = plan(kv_cache.estimate_temporaries(config, loaded.config, dtype)).num_blocks
+        while True:
+            functions = StepFunctions(
+                loaded.model, block_size=config.block_size, num_blocks=num_blocks,
+                max_num_seqs=config.max_num_seqs, max_logprobs=config.max_logprobs,
+            )  # fmt: skip
+            self._leaves = functions.leaves
+            tasks = self._tasks(functions, loaded, num_blocks)
+            self._executables, self.compile_seconds = compile_all(tasks, show_progress=show_progress)
+            ledger = plan(max(_temp_bytes(executable) for executable in self._executables.values()))
+            if ledger.num_blocks >= num_blocks:
+                break
+            num_blocks = ledger.num_blocks  # the estimate was too low: these executables leave no room for the pool
+        ledger = replace(ledger, num_blocks=num_blocks)
+        self.ledger = ledger
+        self.num_full_model_executables = sum(task.is_full_model for task in tasks)
+        self._kv_cache = kv_cache.allocate(
+            loaded.config, num_blocks=ledger.num_blocks, block_size=config.block_size, dtype=dtype
+        )
+
+    def _tasks(self, functions: StepFunctions, loaded: LoadedModel, num_blocks: int) -> list[Task]:
+        """Every executable: decode and forward hold the whole model, the others the head or less."""
+        pool = jax.ShapeDtypeStruct(
+            (num_blocks, loaded.config.num_kv_heads, self._config.block_size, loaded.config.head_dim), loaded.dtype
+        )
+        cache = [(pool, pool)] * loaded.config.num_layers
+        leaves, rows, wide = shapes_of((self._leaves, self._rows, self._wide))
+        hidden = loaded.config.hidden_size
+        max_rows = self._config.max_num_seqs
+        tasks = []
+        for bucket in self.buckets.tokens:
+            shape = self.buckets.forward_shape(bucket)
+            run = jit_with(functions.forward, donate=(1, 2), shape=shape)
+            tasks.append(Task(f"forward {bucket}", run, (leaves, cache, rows, _ints(shape.packed_size)), True))
+            run = jit_with(functions.score)
+            states = jax.ShapeDtypeStruct((bucket, hidden), loaded.dtype)
+            tasks.append(Task(f"score {bucket}", run, (leaves, states, _ints(SCORE_ROWS), _ints(SCORE_ROWS))))
+        for bucket in self.buckets.decode:
+            shape = self.buckets.decode_shape(bucket)
+            for variant in PLAIN_VARIANTS:
+                run = jit_with(functions.decode, donate=(1, 2), shape=shape, variant=variant)
+                arguments = (leaves, cache, rows, _ints(shape.packed_size))
+                tasks.append(Task(f"decode {bucket} {variant}", run, arguments, True))
+        last_hidden = jax.ShapeDtypeStruct((max_rows, hidden), loaded.dtype)
+        for bucket in self.buckets.sample:
+            for name in (*PLAIN_VARIANTS, "full", "full logprobs"):
+                variant, is_full = name.split()[0], name.startswith("full")
+                run = jit_with(functions.sample, donate=(1, 2), variant=variant, with_logprobs=name == "full logprobs")
+                arguments = (leaves, rows, wide if is_full else None, last_hidden, _ints(bucket))
+                tasks.append(Task(f"sample {bucket} {name}", run, arguments))
+        for bucket in ROW_WRITER_BUCKETS:
+            packed = _ints(bucket, NUM_FIXED + self._max_blocks)
+            tasks.append(Task(f"write rows {bucket}", jit_with(write_rows, donate=(0,)), (rows, packed)))
+        run = jit_with(write_sampler_row, donate=(0,))
+        tasks.append(Task("write sampler row", run, (wide, _ints(), shapes_of(self._neutral))))
+        return tasks
+
+
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _num_bytes(arrays: Sequence[Any]) -> int:
+    return sum(array.size * array.dtype.itemsize for array in arrays)
+
+
+def _temp_bytes(executable: jax.stages.Compiled) -> int:
+    analysis = executable.memory_analysis()
+    return 0 if analysis is None else analysis.temp_size_in_bytes
+

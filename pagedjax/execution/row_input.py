@@ -1,0 +1,94 @@
+"""Packs a request into its device rows: the small row every step reads and the wide one of the full sampler.
+
+Numpy only; the counterpart of `request_state`, which unpacks on the device.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pagedjax.execution.request_state import FLOATS, NUM_FIXED, SamplerState, neutral_sampler_row
+from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
+from pagedjax.scheduling.request import Request
+from pagedjax.scheduling.scheduler import ScheduledRequest
+
+
+def sampling_variant(params: Iterable[SamplingParams]) -> str:
+    """The cheapest sampler that serves every request of a batch: greedy, random or full."""
+    variant = "greedy"
+    for one in params:
+        if needs_wide_row(one) or has_filters(one):
+            return "full"
+        if not one.is_greedy:
+            variant = "random"
+    return variant
+
+
+def has_filters(params: SamplingParams) -> bool:
+    """Whether top-k, top-p or min-p cut anything; they change no greedy choice."""
+    return not params.is_greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
+
+
+def needs_wide_row(params: SamplingParams) -> bool:
+    """Whether a request uses penalties, biases, masks or bans."""
+    return bool(
+        params.has_penalties
+        or params.logit_bias
+        or params.allowed_token_ids is not None
+        or params.bad_words
+        or params.min_tokens
+    )
+
+
+def pack_rows(items: Sequence[ScheduledRequest], bucket: int, *, max_blocks: int, max_num_seqs: int) -> np.ndarray:
+    """[bucket, NUM_FIXED + max_blocks] int32 for `request_state.write_rows`."""
+    packed = np.zeros((bucket, NUM_FIXED + max_blocks), np.int32)
+    packed[:, 0] = max_num_seqs
+    for target, item in zip(packed, items, strict=False):
+        request, params = item.request, item.request.sampling_params
+        floats = np.array([getattr(params, name) for name in FLOATS], np.float32)
+        ints = (
+            max(params.top_k, 0),
+            _int32(request.seed),
+            _int32(request.seed >> 32),
+            request.num_prompt_tokens + params.min_tokens,
+        )
+        target[: 3 + len(FLOATS)] = (item.row, item.context_len, request.all_token_ids[-1], *floats.view(np.int32))
+        target[3 + len(FLOATS) : NUM_FIXED] = ints
+        target[NUM_FIXED : NUM_FIXED + len(request.block_ids)] = request.block_ids
+    return packed
+
+
+def wide_row(request: Request, vocab_size: int) -> SamplerState:
+    """One row of `SamplerState`, as numpy arrays, for the tokens known so far."""
+    row, params = neutral_sampler_row(vocab_size), request.sampling_params
+    if params.has_penalties:
+        prompt = np.asarray(request.prompt_token_ids, np.int64)
+        row.prompt_mask[prompt] = True
+        counts = np.bincount(np.asarray(request.output_token_ids, np.int64), minlength=vocab_size)
+        row.output_counts[:] = np.minimum(counts, np.iinfo(np.int16).max)
+    if params.logit_bias:
+        row.bias_ids[: len(params.logit_bias)] = list(params.logit_bias)
+        row.bias_values[: len(params.logit_bias)] = list(params.logit_bias.values())
+    if params.allowed_token_ids is not None:
+        row.allowed_mask[:] = _bit_mask(params.allowed_token_ids, vocab_size)
+    if params.min_tokens:
+        stop_ids = sorted(request.ending_token_ids)
+        row.stop_ids[: len(stop_ids)] = stop_ids
+    for target, word in zip(row.bad_words, request.bad_word_token_ids, strict=False):
+        target[MAX_BAD_WORD_TOKENS - len(word) :] = word
+    recent = request.output_token_ids[-MAX_BAD_WORD_TOKENS:]
+    if recent:
+        row.recent_token_ids[-len(recent) :] = recent
+    return row
+
+
+def _bit_mask(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
+    allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    allowed[list(token_ids)] = 1
+    return np.packbits(allowed, bitorder="little").view(np.uint32)
+
+
+def _int32(value: int) -> int:
+    """The low 32 bits of `value`, as a signed integer."""
+    return (value & 0xFFFFFFFF) - ((value & 0x80000000) << 1)

@@ -1,0 +1,177 @@
+"""The pure functions that are jitted, one executable a bucket: prepare, forward, sample, score.
+
+    decode   rows -> ids      forward and sample in one call, for batches where every row samples plainly
+    forward  tokens -> hidden the ragged general case: chunks of prompts beside single tokens
+    sample   hidden -> ids    the rest of the general case
+    score    hidden -> log probabilities of prompt tokens
+
+Positions, slots and lengths are computed here from the device rows, never on the host. The KV cache and the row
+state are donated. Knows nothing of requests or of scheduling.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from pagedjax.execution.buckets import SCORE_ROWS, StepShape
+from pagedjax.execution.logprobs import top_logprobs
+from pagedjax.execution.model_input import FROM_ROW
+from pagedjax.execution.request_state import RowState, SamplerState, gather_sampling_rows
+from pagedjax.execution.sampler import sample
+from pagedjax.models.batch import AttentionBatch, KVCache
+
+Variant = Literal["greedy", "random", "full"]
+RESULT_COLUMNS = 3  # token id, number of accepted tokens, 1 where the logits were finite
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Raw log probabilities beside B sampled or given tokens."""
+
+    logprob: Float[Array, " B"]
+    rank: Int[Array, " B"]
+    top_ids: Int[Array, "B n"]
+    top_logprobs: Float[Array, "B n"]
+
+
+class StepFunctions:
+    """The step functions of one model. `leaves` are the model's parameters as a flat tuple."""
+
+    def __init__(self, model: nnx.Module, *, block_size: int, num_blocks: int, max_num_seqs: int, max_logprobs: int):
+        self._graphdef, state = nnx.split(model)
+        leaves, self._treedef = jax.tree.flatten(state)
+        self.leaves = tuple(leaves)
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._max_num_seqs = max_num_seqs
+        self._max_logprobs = max_logprobs
+
+    def decode(
+        self, leaves: tuple, kv_cache: KVCache, state: RowState, packed: Array, *, shape: StepShape, variant: Variant
+    ) -> tuple[KVCache, RowState, Array]:
+        """One token for every row. Returns the result array [B, RESULT_COLUMNS]."""
+        hidden, kv_cache, state = self._run_model(leaves, kv_cache, state, packed, shape)
+        rows = packed[: shape.num_rows]
+        state, _, result, _ = self._sample_rows(leaves, state, None, hidden, rows, variant)
+        return kv_cache, state, result
+
+    def forward(
+        self, leaves: tuple, kv_cache: KVCache, state: RowState, packed: Array, *, shape: StepShape
+    ) -> tuple[KVCache, RowState, Array, Array]:
+        """Returns hidden states [T, D], and those of each row's last token padded to [max_num_seqs, D]."""
+        hidden, kv_cache, state = self._run_model(leaves, kv_cache, state, packed, shape)
+        query_lens = packed[shape.num_rows : 2 * shape.num_rows]
+        last = jnp.clip(jnp.cumsum(query_lens, dtype=jnp.int32) - 1, 0)
+        padding = jnp.zeros(self._max_num_seqs - shape.num_rows, jnp.int32)
+        return kv_cache, state, hidden, hidden[jnp.concatenate([last, padding])]
+
+    def sample(
+        self, leaves: tuple, state: RowState, wide: SamplerState | None, last_hidden: Array, rows: Array,
+        *, variant: Variant, with_logprobs: bool,
+    ) -> tuple[RowState, SamplerState | None, Array, TokenLogprobs | None]:  # fmt: skip
+        """Sample for `rows` [B] from the first B of `last_hidden` [max_num_seqs, D]."""
+        hidden = last_hidden[: rows.shape[0]]
+        return self._sample_rows(leaves, state, wide, hidden, rows, variant, with_logprobs=with_logprobs)
+
+    def score(self, leaves: tuple, hidden: Array, token_index: Array, targets: Array) -> TokenLogprobs:
+        """Log probabilities of `targets` [SCORE_ROWS] after the tokens at `token_index` of `hidden` [T, D]."""
+        assert token_index.shape == (SCORE_ROWS,)
+        with jax.named_scope("score"):
+            logits = self._merge(leaves).compute_logits(hidden[token_index])
+            return TokenLogprobs(*top_logprobs(logits, targets, num=self._max_logprobs))
+
+    def _merge(self, leaves: tuple) -> Any:
+        return nnx.merge(self._graphdef, self._treedef.unflatten(leaves))
+
+    def _run_model(
+        self, leaves: tuple, kv_cache: KVCache, state: RowState, packed: Array, shape: StepShape
+    ) -> tuple[Array, KVCache, RowState]:
+        with jax.named_scope("prepare"):
+            state, token_ids, batch = prepare(
+                state, packed, shape=shape, block_size=self._block_size, num_blocks=self._num_blocks
+            )
+        hidden, kv_cache = self._merge(leaves)(token_ids, batch, kv_cache)
+        return hidden, kv_cache, state
+
+    def _sample_rows(
+        self, leaves: tuple, state: RowState, wide: SamplerState | None, hidden: Array, rows: Array, variant: Variant,
+        *, with_logprobs: bool = False,
+    ) -> tuple[RowState, SamplerState | None, Array, TokenLogprobs | None]:  # fmt: skip
+        with jax.named_scope("sample"):
+            logits = self._merge(leaves).compute_logits(hidden)  # [B, V]
+            positions = state.context_lens.at[rows].get(mode="clip")
+            params = gather_sampling_rows(state, rows, wide)
+            token_ids, is_finite = sample(logits, positions, params, variant=variant)
+            logprobs = None
+            if with_logprobs:
+                logprobs = TokenLogprobs(*top_logprobs(logits, token_ids, num=self._max_logprobs))
+            state = _record_tokens(state, rows, token_ids)
+            if wide is not None:
+                wide = _record_wide(wide, rows, token_ids)
+            ones = jnp.ones_like(token_ids)
+            result = jnp.stack([token_ids, ones, is_finite.astype(jnp.int32)], axis=1)  # [B, RESULT_COLUMNS]
+        return state, wide, result, logprobs
+
+
+def prepare(
+    state: RowState, packed: Int[Array, " C"], *, shape: StepShape, block_size: int, num_blocks: int
+) -> tuple[RowState, Int[Array, " T"], AttentionBatch]:
+    """Apply one step's changes to the rows and derive tokens, positions, slots and lengths from them.
+
+    A token past the last query, or whose block is the null block, gets the slot one past the end, so that its
+    write is dropped.
+    """
+    num_rows, num_tokens = shape.num_rows, shape.num_tokens
+    rows, query_lens = packed[:num_rows], packed[num_rows : 2 * num_rows]
+    updates = packed[2 * num_rows : 2 * num_rows + 3 * shape.num_updates].reshape(3, shape.num_updates)
+    block_tables = state.block_tables.at[updates[0], updates[1]].set(updates[2], mode="drop")
+    context_lens = state.context_lens.at[rows].get(mode="clip")
+    seq_lens = jnp.where(query_lens > 0, context_lens + query_lens, 0)
+    ends = jnp.cumsum(query_lens, dtype=jnp.int32)
+    query_start_loc = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+
+    token_index = jnp.arange(num_tokens, dtype=jnp.int32)
+    request = jnp.searchsorted(ends, token_index, side="right").astype(jnp.int32)
+    request = jnp.minimum(request, num_rows - 1)  # [T]
+    positions = context_lens[request] + token_index - query_start_loc[request]
+    positions = jnp.where(token_index < ends[-1], positions, 0)
+    row_tables = block_tables.at[rows].get(mode="clip")  # [B, M]
+    block_ids = row_tables.at[request, positions // block_size].get(mode="clip")
+    is_written = (token_index < ends[-1]) & (block_ids != 0)
+    slots = jnp.where(is_written, block_ids * block_size + positions % block_size, num_blocks * block_size)
+
+    last_token_ids = state.last_token_ids.at[rows].get(mode="clip")[request]
+    token_ids = last_token_ids
+    if not shape.is_decode:
+        given = packed[packed.shape[0] - num_tokens :]
+        token_ids = jnp.where(given == FROM_ROW, last_token_ids, given)
+    context_lens = state.context_lens.at[rows].set(seq_lens, mode="drop")
+    state = replace(state, context_lens=context_lens, block_tables=block_tables)
+    batch = AttentionBatch(
+        positions=positions,
+        slot_mapping=slots,
+        block_tables=row_tables,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+    )
+    return state, token_ids, batch
+
+
+def _record_tokens(state: RowState, rows: Int[Array, " B"], token_ids: Int[Array, " B"]) -> RowState:
+    return replace(state, last_token_ids=state.last_token_ids.at[rows].set(token_ids, mode="drop"))
+
+
+def _record_wide(wide: SamplerState, rows: Int[Array, " B"], token_ids: Int[Array, " B"]) -> SamplerState:
+    recent = wide.recent_token_ids.at[rows].get(mode="clip")
+    recent = jnp.concatenate([recent[:, 1:], token_ids[:, None]], axis=1)
+    one = jnp.ones((), wide.output_counts.dtype)
+    return replace(
+        wide,
+        output_counts=wide.output_counts.at[rows, token_ids].add(one, mode="drop"),
+        recent_token_ids=wide.recent_token_ids.at[rows].set(recent, mode="drop"),
+    )
