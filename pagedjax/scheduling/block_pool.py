@@ -1,0 +1,79 @@
+"""Who holds which KV cache block: reference counts and the order in which free blocks are reused.
+
+A free block may still hold a cached prefix and be revived until somebody else needs it. Owns the counts and the free
+list; what a block contains is the prefix cache's knowledge, whose it is the scheduler's.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from pagedjax.scheduling.prefix_cache import PrefixCache
+
+
+class BlockPool:
+    """Blocks 1 to num_blocks - 1; block 0 is the null block and never handed out."""
+
+    def __init__(self, num_blocks: int, prefix_cache: PrefixCache) -> None:
+        self.num_blocks = num_blocks
+        self.prefix_cache = prefix_cache
+        self._num_refs = [0] * num_blocks
+        # Next to be reused first: blocks without content, then cached ones, least recently used first.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that can be in use at once."""
+        return self.num_blocks - 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.capacity - len(self._free)
+
+    def num_idle(self, block_ids: Iterable[int]) -> int:
+        """Return how many of these blocks are free, so that retaining them uses up free blocks."""
+        return sum(not self._num_refs[block_id] for block_id in block_ids)
+
+    def allocate(self, n: int) -> list[int]:
+        """Take n free blocks for new content, evicting the least recently used prefixes if need be."""
+        assert n <= self.num_free, f"{n} blocks wanted, {self.num_free} free: the caller checks first"
+        block_ids = [self._free.popitem(last=False)[0] for _ in range(n)]
+        for block_id in block_ids:
+            self._num_refs[block_id] = 1
+        self.prefix_cache.forget(block_ids)
+        return block_ids
+
+    def retain(self, block_ids: Iterable[int]) -> None:
+        """Hold these blocks, with their content, once more; free ones are revived."""
+        for block_id in block_ids:
+            if not self._num_refs[block_id]:
+                del self._free[block_id]
+            self._num_refs[block_id] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Let go of a block table; of cached blocks its tail is evicted first, so that prefixes live longest."""
+        for block_id in reversed(block_ids):
+            assert self._num_refs[block_id] > 0, f"block {block_id} is released more often than it was taken"
+            self._num_refs[block_id] -= 1
+            if not self._num_refs[block_id]:
+                self._free[block_id] = None
+                if block_id not in self.prefix_cache:
+                    self._free.move_to_end(block_id, last=False)
+
+    def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless every block is either free or held by exactly the given block tables."""
+        num_refs = [0] * self.num_blocks
+        for block_ids in holders:
+            for block_id in block_ids:
+                num_refs[block_id] += 1
+        assert num_refs == self._num_refs, "reference counts differ from the block tables of running requests"
+        assert num_refs[0] == 0, "the null block is in a block table"
+        assert 0 not in self._free, "the null block is in the free list"
+        idle = {block_id for block_id in range(1, self.num_blocks) if not num_refs[block_id]}
+        assert idle == self._free.keys(), "free blocks are not exactly those without a reference"
+        assert self.num_free + self.num_used == self.capacity, "free and used blocks do not add up"
+        assert 0 not in self.prefix_cache, "the null block is cached"
+        self.prefix_cache.check_integrity()

@@ -1,0 +1,116 @@
+"""One request as the scheduler sees it: its tokens, how far they are computed, its blocks, its end.
+
+The scheduler alone changes a request once it was added; the engine reads it. Knows nothing of text,
+of other requests or of the device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from enum import IntEnum
+
+from pagedjax.sampling_params import SamplingParams
+
+
+class RequestStatus(IntEnum):
+    """Where a request stands; everything above PREEMPTED is final."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH = 4
+    FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: "stop",
+    RequestStatus.FINISHED_LENGTH: "length",
+    RequestStatus.FINISHED_ABORTED: "abort",
+    RequestStatus.FINISHED_ERROR: "error",
+}
+
+
+def finish_reason(status: RequestStatus) -> str | None:
+    """The word clients see for a final status; None while the request is unfinished."""
+    return FINISH_REASONS.get(status)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt and what became of it.
+
+    Tokens, as half-open intervals:
+
+        [0, num_computed_tokens)               K and V are written, or will be by the steps in flight
+        [0, num_tokens)                        known to the host: the prompt and the confirmed outputs
+        [num_tokens, num_tokens_bound)         sampled by steps in flight, not yet read: num_in_flight of them
+        [0, max_num_tokens)                    all there can ever be
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int] = field(repr=False)
+    sampling_params: SamplingParams = field(repr=False)
+    _: KW_ONLY
+    max_tokens: int
+    eos_token_ids: frozenset[int] = field(repr=False)
+    arrival_time: float = field(repr=False)
+    seed: int = field(repr=False)
+    priority: int = 0
+    cache_salt: str | None = field(default=None, repr=False)
+    skip_reading_prefix_cache: bool = field(default=False, repr=False)
+
+    status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
+    stop_reason: int | str | None = field(default=None, init=False)
+    output_token_ids: list[int] = field(default_factory=list, init=False, repr=False)  # confirmed
+    all_token_ids: list[int] = field(init=False, repr=False)  # prompt and confirmed outputs
+    max_num_tokens: int = field(init=False, repr=False)  # the scheduler lowers it to max_model_len
+    ending_token_ids: frozenset[int] = field(init=False, repr=False)  # EOS and stop tokens
+    num_computed_tokens: int = field(default=0, init=False)
+    num_in_flight: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)  # prompt tokens the first admission found cached
+    num_preemptions: int = field(default=0, init=False)
+    row: int | None = field(default=None, init=False)  # slot of the device state while running
+    block_ids: list[int] = field(default_factory=list, init=False, repr=False)
+    block_hashes: list[bytes] = field(default_factory=list, init=False, repr=False)  # chain over full blocks
+    num_registered_blocks: int = field(default=0, init=False, repr=False)  # offered to the prefix cache
+    order: tuple[float, ...] = field(default=(), init=False, repr=False)  # the scheduler's, smallest first
+
+    def __post_init__(self) -> None:
+        params = self.sampling_params
+        self.all_token_ids = list(self.prompt_token_ids)
+        self.max_num_tokens = len(self.all_token_ids) + self.max_tokens
+        eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
+        self.ending_token_ids = eos_token_ids.union(params.stop_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def num_tokens_bound(self) -> int:
+        """Tokens once everything in flight has arrived."""
+        return len(self.all_token_ids) + self.num_in_flight
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status > RequestStatus.PREEMPTED
+
+    def append(self, token_id: int) -> RequestStatus | None:
+        """Add a confirmed token; return the final status it brings about, or None if the request goes on."""
+        self.all_token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
+        if token_id in self.ending_token_ids and len(self.output_token_ids) >= self.sampling_params.min_tokens:
+            return RequestStatus.FINISHED_STOPPED
+        if len(self.all_token_ids) >= self.max_num_tokens:
+            return RequestStatus.FINISHED_LENGTH
+        return None
+
+    def stop_reason_of(self, token_id: int) -> int | None:
+        """What to report for a stopping token: its id, or None for EOS."""
+        is_eos = token_id in self.eos_token_ids and not self.sampling_params.ignore_eos
+        return None if is_eos else token_id

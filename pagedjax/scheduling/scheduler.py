@@ -1,0 +1,355 @@
+"""Decides, once an iteration, which requests compute how many tokens and in which blocks they store K and V.
+
+One rule, no phases: `num_computed_tokens` chases `num_tokens_bound` under a token budget, running requests first,
+then waiting ones. Prompts in chunks, prefix hits, resumed requests and decoding all follow from it. Owns the queues,
+the rows and, through the pool, the blocks; knows nothing of text, arrays or time.
+
+The host may run ahead: schedule() for step N+1 comes before update() for step N. This is safe because the device
+executes steps in order: a block or row that changes hands is written by its new owner in a later step than any that
+still names the old one.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from operator import attrgetter
+from typing import Literal
+
+from pagedjax.errors import InvalidRequestError
+from pagedjax.scheduling.block_pool import BlockPool
+from pagedjax.scheduling.prefix_cache import PrefixCache
+from pagedjax.scheduling.request import Request, RequestStatus
+
+_by_order = attrgetter("order")
+
+
+@dataclass(slots=True)
+class ScheduledRequest:
+    """One request's share of a step: it computes tokens [context_len, context_len + num_scheduled_tokens)."""
+
+    request: Request
+    row: int
+    num_scheduled_tokens: int
+    context_len: int
+    new_block_ids: list[int]  # go into the block table from first_new_block_index on
+    first_new_block_index: int
+    samples: bool  # the step reaches the last token there is, so it yields the next one
+
+    @property
+    def is_new_row(self) -> bool:
+        """Whether the row still holds another request's state; new_block_ids is then the whole block table."""
+        return self.first_new_block_index == 0
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """What one step computes."""
+
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    num_tokens: int = 0
+    preempted: list[Request] = field(default_factory=list)
+    finished_requests: list[Request] = field(default_factory=list)  # their blocks and rows were freed just now
+
+
+class Scheduler:
+    """Queues of unfinished requests, each sorted by `Request.order`, over one pool of blocks.
+
+    Under "fcfs" the order is that of arrival, under "priority" the lowest priority value comes first. The best request
+    is served and admitted first and the worst is preempted first; the policies differ in nothing else.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
+        policy: Literal["fcfs", "priority"] = "fcfs",
+        max_query_len: int | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.max_query_len = max_query_len or max_num_batched_tokens
+        self.policy = policy
+        self.prefix_cache = PrefixCache(block_size, enabled=enable_prefix_caching)
+        self.pool = BlockPool(num_blocks, self.prefix_cache)
+        self.requests: dict[str, Request] = {}  # unfinished
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []  # new and preempted
+        self.num_preemptions = 0
+        self._finished: list[Request] = []  # not reaped yet
+        self._free_rows = list(range(max_num_seqs))  # a heap: the smallest first keeps the batch dense
+        self._serial = count()
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+          InvalidRequestError: it could never run, or an unfinished request has the same id.
+        """
+        self._check(request)
+        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        rank = (request.priority, request.arrival_time) if self.policy == "priority" else ()
+        request.order = (*rank, next(self._serial))
+        self.requests[request.request_id] = request
+        insort(self.waiting, request, key=_by_order)
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step. An empty plan means that everything waits for tokens in flight, or that there is no work.
+
+        Finished requests give back their blocks and row here and nowhere else.
+        """
+        output = SchedulerOutput(finished_requests=self._reap())
+        self._schedule_running(output)
+        if not output.preempted:
+            self._schedule_waiting(output)
+        return output
+
+    def update(
+        self, output: SchedulerOutput, sampled: Mapping[str, Sequence[int]], failed: Collection[str] = ()
+    ) -> list[tuple[Request, list[int]]]:
+        """Confirm what a step sampled, in order of dispatch; return the new tokens of each request that was alive.
+
+        Tokens of requests that have finished meanwhile are dropped. A failed request ends in FINISHED_ERROR, without
+        new tokens, and none of its blocks will be found by the prefix cache.
+        """
+        confirmed = []
+        for scheduled in output.scheduled:
+            request = scheduled.request
+            if scheduled.samples:
+                request.num_in_flight -= 1
+            if request.is_finished:
+                continue
+            if request.request_id in failed:
+                self.prefix_cache.forget(request.block_ids)
+                self.finish(request, RequestStatus.FINISHED_ERROR)
+                confirmed.append((request, []))
+            elif scheduled.samples:
+                confirmed.append((request, self._confirm(request, sampled[request.request_id])))
+        return confirmed
+
+    def finish(self, request: Request, status: RequestStatus, stop_reason: int | str | None = None) -> None:
+        """End a request; the first status stays. Its blocks are freed by the next schedule()."""
+        if request.is_finished:
+            return
+        request.status, request.stop_reason = status, stop_reason
+        del self.requests[request.request_id]
+        self._finished.append(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request on its owner's behalf; return it, or None if there is no such unfinished request."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self.finish(request, RequestStatus.FINISHED_ABORTED)
+        return request
+
+    def has_work(self) -> bool:
+        """Return whether a request is unfinished, or finished and still holds blocks."""
+        return bool(self.requests or self._finished)
+
+    @property
+    def num_running(self) -> int:
+        return sum(not request.is_finished for request in self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.requests) - self.num_running
+
+    def stats(self) -> dict[str, float]:
+        """Return gauges and counters under their metric names; prefix cache counts are tokens."""
+        cache = self.prefix_cache.stats
+        return {
+            "num_requests_running": self.num_running,
+            "num_requests_waiting": self.num_waiting,
+            "kv_cache_usage_perc": self.pool.num_used / self.pool.capacity,
+            "num_blocks_used": self.pool.num_used,
+            "num_blocks_cached": len(self.prefix_cache),
+            "num_preemptions": self.num_preemptions,
+            "prefix_cache_queries": cache.queries,
+            "prefix_cache_hits": cache.hits,
+            "prefix_cache_resumed_queries": cache.resumed_queries,
+            "prefix_cache_resumed_hits": cache.resumed_hits,
+        }
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; refuse and return False while a running request could add stale ones."""
+        if self.num_running:
+            return False
+        self.prefix_cache.clear()
+        return True
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError, with a sentence, if queues, rows, blocks and hashes contradict each other."""
+        self.pool.check_integrity(request.block_ids for request in self.running)
+        rows = [request.row for request in self.running]
+        assert len({*rows, *self._free_rows}) == len(rows) + len(self._free_rows), "a row has two owners"
+        assert not any(request.block_ids or request.row is not None for request in self.waiting), (
+            "a waiting request holds blocks or a row"
+        )
+        for queue in (self.running, self.waiting):
+            assert queue == sorted(queue, key=_by_order), "a queue is out of order"
+        for request in self.running:
+            assert request.num_computed_tokens <= len(request.block_ids) * self.block_size, (
+                "computed tokens without a block"
+            )
+            assert request.num_computed_tokens <= request.num_tokens_bound <= request.max_num_tokens, (
+                "more tokens than there can be"
+            )
+        queued = {request.request_id: request for request in [*self.running, *self.waiting] if not request.is_finished}
+        assert queued == self.requests, "unfinished requests and the queues differ"
+
+    def _check(self, request: Request) -> None:
+        num_prompt_tokens, request_id = request.num_prompt_tokens, request.request_id
+        if request_id in self.requests:
+            raise InvalidRequestError(
+                f"request_id {request_id!r} belongs to an unfinished request; choose another or abort that one first",
+                param="request_id",
+            )
+        if not 0 < num_prompt_tokens < self.max_model_len:
+            raise InvalidRequestError(
+                f"prompt has {num_prompt_tokens} tokens, max_model_len is {self.max_model_len} with at least one token "
+                "of output; send 1 token or more, or raise --max-model-len",
+                param="prompt",
+            )
+        num_tokens = min(request.max_num_tokens, self.max_model_len)
+        if self._num_blocks(num_tokens) > self.pool.capacity:
+            raise InvalidRequestError(
+                f"prompt and output may reach {num_tokens} tokens, the KV cache holds "
+                f"{self.pool.capacity * self.block_size}; shorten the prompt, lower max_tokens or enlarge the cache",
+                param="max_tokens",
+            )
+
+    def _reap(self) -> list[Request]:
+        finished, self._finished = self._finished, []
+        for request in finished:
+            queue = self.waiting if request.row is None else self.running
+            del queue[bisect_left(queue, request.order, key=_by_order)]
+            if request.row is not None:
+                self._release(request)
+        return finished
+
+    def _schedule_running(self, output: SchedulerOutput) -> None:
+        """Serve running requests, the best first; a chunk leaves a token of the budget to each request behind it."""
+        budget, num_behind = self.max_num_batched_tokens, len(self.running)
+        for request in self.running:  # preemption shortens this list from its end, at most down to `request`
+            num_behind -= 1
+            if request.num_tokens_bound >= request.max_num_tokens:
+                continue  # what is in flight completes it
+            if budget == 0:
+                break
+            num_new = request.num_tokens_bound - request.num_computed_tokens
+            if num_new > 1:
+                num_new = min(num_new, self.max_query_len, max(budget - num_behind, 1))
+            num_blocks = len(request.block_ids)
+            self._grow(request, num_new, output.preempted)
+            if request.row is None:
+                break  # preempted itself, being the last
+            output.scheduled.append(self._advance(request, num_new, num_blocks))
+            budget -= num_new
+        output.num_tokens = self.max_num_batched_tokens - budget
+
+    def _grow(self, request: Request, num_new: int, preempted: list[Request]) -> None:
+        """Allocate blocks for the next tokens, preempting from the end of the running list, `request` included."""
+        num_needed = self._num_blocks(request.num_computed_tokens + num_new) - len(request.block_ids)
+        if num_needed <= 0:
+            return
+        while num_needed > self.pool.num_free:
+            victim = self.running.pop()
+            self._preempt(victim)
+            preempted.append(victim)
+            if victim is request:
+                return
+        request.block_ids += self.pool.allocate(num_needed)
+
+    def _preempt(self, victim: Request) -> None:
+        """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps."""
+        self._release(victim)
+        victim.num_computed_tokens = 0
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        insort(self.waiting, victim, key=_by_order)
+
+    def _schedule_waiting(self, output: SchedulerOutput) -> None:
+        """Admit waiting requests in order while rows, budget and blocks last; nobody overtakes the head."""
+        num_promised = sum(self._num_missing_blocks(share.request) for share in output.scheduled if not share.samples)
+        num_admitted = 0
+        for request in self.waiting:
+            budget = self.max_num_batched_tokens - output.num_tokens
+            if budget == 0 or not self._free_rows or request.num_in_flight:
+                break  # with its row a preempted request lost its token in flight: it goes on once that was read
+            share = self._admit(request, budget, num_promised)
+            if share is None:
+                break
+            output.scheduled.append(share)
+            output.num_tokens += share.num_scheduled_tokens
+            num_promised += self._num_missing_blocks(request)
+            num_admitted += 1
+        del self.waiting[:num_admitted]
+
+    def _admit(self, request: Request, budget: int, num_promised: int) -> ScheduledRequest | None:
+        """Start a request with what the prefix cache has of it; None if its known tokens and one more do not fit.
+
+        Only the first chunk's blocks are taken now. The others are promised: no later admission counts on them.
+        """
+        cached = self.prefix_cache.match(request)
+        num_new_blocks = self._num_blocks(request.num_tokens + 1) - len(cached)
+        if num_new_blocks + self.pool.num_idle(cached) > self.pool.num_free - num_promised:
+            return None
+        self.prefix_cache.record(request, len(cached))
+        self.pool.retain(cached)  # before anything is allocated, which could evict them
+        context_len = len(cached) * self.block_size
+        num_new = min(request.num_tokens - context_len, self.max_query_len, budget)
+        request.block_ids = cached + self.pool.allocate(self._num_blocks(context_len + num_new) - len(cached))
+        request.num_computed_tokens, request.num_registered_blocks = context_len, len(cached)
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = context_len
+        request.status, request.row = RequestStatus.RUNNING, heapq.heappop(self._free_rows)
+        insort(self.running, request, key=_by_order)
+        return self._advance(request, num_new, first_new_block_index=0)
+
+    def _advance(self, request: Request, num_new: int, first_new_block_index: int) -> ScheduledRequest:
+        """Count the next tokens as computed and, if they are the last there are, their successor as in flight."""
+        assert request.row is not None, "only a running request computes"
+        context_len = request.num_computed_tokens
+        request.num_computed_tokens += num_new
+        samples = request.num_computed_tokens == request.num_tokens_bound
+        if samples:
+            request.num_in_flight += 1
+        self.prefix_cache.register(request)
+        new_block_ids = request.block_ids[first_new_block_index:]
+        return ScheduledRequest(
+            request, request.row, num_new, context_len, new_block_ids, first_new_block_index, samples
+        )
+
+    def _confirm(self, request: Request, token_ids: Sequence[int]) -> list[int]:
+        """Append sampled tokens up to the one that ends the request; return them."""
+        confirmed = []
+        for token_id in token_ids:
+            confirmed.append(token_id)
+            status = request.append(token_id)
+            if status is not None:
+                self.finish(request, status, request.stop_reason_of(token_id))
+                break
+        self.prefix_cache.register(request)
+        return confirmed
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.block_ids)
+        request.block_ids = []
+        assert request.row is not None, "only a running request has something to release"
+        heapq.heappush(self._free_rows, request.row)
+        request.row = None
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _num_missing_blocks(self, request: Request) -> int:
+        """Blocks that admission promised for known tokens and one more, not taken yet."""
+        return self._num_blocks(request.num_tokens + 1) - len(request.block_ids)
