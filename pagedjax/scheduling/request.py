@@ -44,7 +44,7 @@ class Request:
 
         [0, num_computed_tokens)               K and V are written, or will be by the steps in flight
         [0, num_tokens)                        known to the host: the prompt and the confirmed outputs
-        [num_tokens, num_tokens_bound)         sampled by steps in flight, not yet read: num_in_flight of them
+        [num_tokens, num_tokens_bound)         sampled by steps in flight and not read yet: num_in_flight of them
         [0, max_num_tokens)                    all there can ever be
     """
 
@@ -59,26 +59,28 @@ class Request:
     priority: int = 0
     cache_salt: str | None = field(default=None, repr=False)
     skip_reading_prefix_cache: bool = field(default=False, repr=False)
+    bad_word_token_ids: Sequence[tuple[int, ...]] = field(default=(), repr=False)  # for the sampler
 
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     stop_reason: int | str | None = field(default=None, init=False)
     output_token_ids: list[int] = field(default_factory=list, init=False, repr=False)  # confirmed
     all_token_ids: list[int] = field(init=False, repr=False)  # prompt and confirmed outputs
+    num_tokens_bound: int = field(init=False)
     max_num_tokens: int = field(init=False, repr=False)  # the scheduler lowers it to max_model_len
     ending_token_ids: frozenset[int] = field(init=False, repr=False)  # EOS and stop tokens
     num_computed_tokens: int = field(default=0, init=False)
-    num_in_flight: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens the first admission found cached
     num_preemptions: int = field(default=0, init=False)
     row: int | None = field(default=None, init=False)  # slot of the device state while running
     block_ids: list[int] = field(default_factory=list, init=False, repr=False)
     block_hashes: list[bytes] = field(default_factory=list, init=False, repr=False)  # chain over full blocks
-    num_registered_blocks: int = field(default=0, init=False, repr=False)  # offered to the prefix cache
+    num_registered_tokens: int = field(default=0, init=False, repr=False)  # in blocks offered to the prefix cache
     order: tuple[float, ...] = field(default=(), init=False, repr=False)  # the scheduler's, smallest first
 
     def __post_init__(self) -> None:
         params = self.sampling_params
         self.all_token_ids = list(self.prompt_token_ids)
+        self.num_tokens_bound = len(self.all_token_ids)
         self.max_num_tokens = len(self.all_token_ids) + self.max_tokens
         eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
         self.ending_token_ids = eos_token_ids.union(params.stop_token_ids)
@@ -92,9 +94,8 @@ class Request:
         return len(self.all_token_ids)
 
     @property
-    def num_tokens_bound(self) -> int:
-        """Tokens once everything in flight has arrived."""
-        return len(self.all_token_ids) + self.num_in_flight
+    def num_in_flight(self) -> int:
+        return self.num_tokens_bound - len(self.all_token_ids)
 
     @property
     def is_finished(self) -> bool:

@@ -33,14 +33,10 @@ class ScheduledRequest:
     row: int
     num_scheduled_tokens: int
     context_len: int
-    new_block_ids: list[int]  # go into the block table from first_new_block_index on
+    new_block_ids: Sequence[int]  # go into the block table from first_new_block_index on
     first_new_block_index: int
+    is_new_row: bool  # the row still holds another request's state; new_block_ids is then the whole block table
     samples: bool  # the step reaches the last token there is, so it yields the next one
-
-    @property
-    def is_new_row(self) -> bool:
-        """Whether the row still holds another request's state; new_block_ids is then the whole block table."""
-        return self.first_new_block_index == 0
 
 
 @dataclass(slots=True)
@@ -120,18 +116,25 @@ class Scheduler:
         new tokens, and none of its blocks will be found by the prefix cache.
         """
         confirmed = []
-        for scheduled in output.scheduled:
-            request = scheduled.request
-            if scheduled.samples:
-                request.num_in_flight -= 1
-            if request.is_finished:
-                continue
-            if request.request_id in failed:
+        for share in output.scheduled:
+            request = share.request
+            if request.status > RequestStatus.PREEMPTED:
+                continue  # finished
+            if failed and request.request_id in failed:
                 self.prefix_cache.forget(request.block_ids)
                 self.finish(request, RequestStatus.FINISHED_ERROR)
                 confirmed.append((request, []))
-            elif scheduled.samples:
-                confirmed.append((request, self._confirm(request, sampled[request.request_id])))
+            elif share.samples:
+                token_ids, num_outputs = sampled[request.request_id], len(request.output_token_ids)
+                for token_id in token_ids:
+                    status = request.append(token_id)
+                    if status is not None:
+                        self.finish(request, status, request.stop_reason_of(token_id))
+                        token_ids = request.output_token_ids[num_outputs:]
+                        break
+                confirmed.append((request, token_ids))
+                if len(request.all_token_ids) - request.num_registered_tokens >= self.block_size:
+                    self.prefix_cache.register(request)
         return confirmed
 
     def finish(self, request: Request, status: RequestStatus, stop_reason: int | str | None = None) -> None:
@@ -239,33 +242,36 @@ class Scheduler:
         budget, num_behind = self.max_num_batched_tokens, len(self.running)
         for request in self.running:  # preemption shortens this list from its end, at most down to `request`
             num_behind -= 1
-            if request.num_tokens_bound >= request.max_num_tokens:
+            context_len, bound = request.num_computed_tokens, request.num_tokens_bound
+            if bound >= request.max_num_tokens:
                 continue  # what is in flight completes it
             if budget == 0:
                 break
-            num_new = request.num_tokens_bound - request.num_computed_tokens
+            num_new = bound - context_len
             if num_new > 1:
                 num_new = min(num_new, self.max_query_len, max(budget - num_behind, 1))
             num_blocks = len(request.block_ids)
-            self._grow(request, num_new, output.preempted)
-            if request.row is None:
-                break  # preempted itself, being the last
-            output.scheduled.append(self._advance(request, num_new, num_blocks))
+            new_block_ids = ()
+            if context_len + num_new > num_blocks * self.block_size:
+                new_block_ids = self._grow(request, num_new, output.preempted)
+                if request.row is None:
+                    break  # preempted itself, being the last
+            output.scheduled.append(self._advance(request, num_new, new_block_ids, num_blocks))
             budget -= num_new
         output.num_tokens = self.max_num_batched_tokens - budget
 
-    def _grow(self, request: Request, num_new: int, preempted: list[Request]) -> None:
+    def _grow(self, request: Request, num_new: int, preempted: list[Request]) -> list[int]:
         """Allocate blocks for the next tokens, preempting from the end of the running list, `request` included."""
         num_needed = self._num_blocks(request.num_computed_tokens + num_new) - len(request.block_ids)
-        if num_needed <= 0:
-            return
         while num_needed > self.pool.num_free:
             victim = self.running.pop()
             self._preempt(victim)
             preempted.append(victim)
             if victim is request:
-                return
-        request.block_ids += self.pool.allocate(num_needed)
+                return []
+        new_block_ids = self.pool.allocate(num_needed)
+        request.block_ids += new_block_ids
+        return new_block_ids
 
     def _preempt(self, victim: Request) -> None:
         """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps."""
@@ -307,38 +313,29 @@ class Scheduler:
         context_len = len(cached) * self.block_size
         num_new = min(request.num_tokens - context_len, self.max_query_len, budget)
         request.block_ids = cached + self.pool.allocate(self._num_blocks(context_len + num_new) - len(cached))
-        request.num_computed_tokens, request.num_registered_blocks = context_len, len(cached)
+        request.num_computed_tokens = request.num_registered_tokens = context_len
         if request.num_preemptions == 0:
             request.num_cached_tokens = context_len
         request.status, request.row = RequestStatus.RUNNING, heapq.heappop(self._free_rows)
         insort(self.running, request, key=_by_order)
-        return self._advance(request, num_new, first_new_block_index=0)
+        return self._advance(request, num_new, list(request.block_ids), first_new_block_index=0)
 
-    def _advance(self, request: Request, num_new: int, first_new_block_index: int) -> ScheduledRequest:
+    def _advance(
+        self, request: Request, num_new: int, new_block_ids: Sequence[int], first_new_block_index: int
+    ) -> ScheduledRequest:
         """Count the next tokens as computed and, if they are the last there are, their successor as in flight."""
-        assert request.row is not None, "only a running request computes"
-        context_len = request.num_computed_tokens
-        request.num_computed_tokens += num_new
-        samples = request.num_computed_tokens == request.num_tokens_bound
+        row, context_len, bound = request.row, request.num_computed_tokens, request.num_tokens_bound
+        assert row is not None, "only a running request computes"
+        request.num_computed_tokens = context_len + num_new
+        samples = context_len + num_new == bound
         if samples:
-            request.num_in_flight += 1
-        self.prefix_cache.register(request)
-        new_block_ids = request.block_ids[first_new_block_index:]
+            request.num_tokens_bound = bound + 1
+        if num_new > 1:
+            self.prefix_cache.register(request)
+        is_new_row = first_new_block_index == 0
         return ScheduledRequest(
-            request, request.row, num_new, context_len, new_block_ids, first_new_block_index, samples
+            request, row, num_new, context_len, new_block_ids, first_new_block_index, is_new_row, samples
         )
-
-    def _confirm(self, request: Request, token_ids: Sequence[int]) -> list[int]:
-        """Append sampled tokens up to the one that ends the request; return them."""
-        confirmed = []
-        for token_id in token_ids:
-            confirmed.append(token_id)
-            status = request.append(token_id)
-            if status is not None:
-                self.finish(request, status, request.stop_reason_of(token_id))
-                break
-        self.prefix_cache.register(request)
-        return confirmed
 
     def _release(self, request: Request) -> None:
         self.pool.release(request.block_ids)
