@@ -1,0 +1,56 @@
+"""Which device JAX runs on, and the two things to settle about it before JAX starts.
+
+Looks at files and environment variables first: a GPU that JAX would silently ignore is an error here.
+"""
+
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+import jax
+
+from pagedjax.errors import ConfigError
+
+MEMORY_SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the second is the older name
+
+
+def reserve_device_memory(share: float, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have JAX take `share` of each GPU's memory when it starts; a share that the environment names already stays."""
+    if not any(name in environ for name in MEMORY_SHARE_VARIABLES):
+        environ[MEMORY_SHARE_VARIABLES[0]] = str(share)
+
+
+def check_devices() -> str:
+    """Start JAX's backend and return its platform, "cpu" or "gpu".
+
+    Raises:
+      ConfigError: a GPU is visible but JAX cannot use it, and the CPU was not asked for; or the platform that was
+        asked for does not start.
+    """
+    try:
+        platform = jax.default_backend()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"JAX cannot start on JAX_PLATFORMS={jax.config.jax_platforms or ''}: {error}; "
+            "install its plugin (pip install 'pagedjax[cuda13]') or set JAX_PLATFORMS=cpu"
+        ) from error
+    if platform == "cpu" and not _cpu_asked_for() and has_visible_gpu():
+        raise ConfigError(
+            "an NVIDIA GPU is visible but JAX runs on the CPU: its CUDA plugin is missing or does not start; "
+            "install it (pip install 'pagedjax[cuda13]', or 'pagedjax[cuda12]' for drivers older than 580), "
+            "or set JAX_PLATFORMS=cpu to use the CPU"
+        )
+    if platform not in ("cpu", "gpu"):
+        raise ConfigError(f"JAX runs on {platform!r}; pagedjax supports NVIDIA GPUs and CPUs, set JAX_PLATFORMS=cpu")
+    return platform
+
+
+def has_visible_gpu(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process may use an NVIDIA GPU: the driver shows one and CUDA_VISIBLE_DEVICES does not hide it."""
+    if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
+        return False
+    return any(root.glob("dev/nvidia[0-9]*"))
+
+
+def _cpu_asked_for() -> bool:
+    return (jax.config.jax_platforms or "").split(",")[0] == "cpu"
