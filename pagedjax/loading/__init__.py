@@ -1,0 +1,103 @@
+"""Finds a model's configuration and weights, wherever they lie, and puts them on the device.
+
+`load_model` picks the format; each format is one file here, imported only when it is used.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pagedjax.config import EngineConfig
+from pagedjax.errors import ConfigError
+from pagedjax.loading.arrays import model_from_params
+from pagedjax.loading.dummy import dummy_model
+from pagedjax.loading.hf_config import read_model_config
+from pagedjax.loading.safetensors import SafetensorsSource
+from pagedjax.loading.weights import LoadedModel, WeightSource, load_weights
+from pagedjax.models.config import ModelConfig
+
+__all__ = ["LoadedModel", "WeightSource", "load_model", "resolve_dtype"]
+
+
+def load_model(config: EngineConfig, *, params: Any = None, model_config: ModelConfig | None = None) -> LoadedModel:
+    """Load the model that `config.model` names.
+
+    `params` are weights that the caller holds and need `model_config`: an `nnx.State` of the model (or its nested
+    dict), or a flat dict from Hugging Face names to [out, in] arrays. `model_config` also serves `load_format="dummy"`.
+
+    Raises:
+        ConfigError: the model cannot be found or is not supported.
+        CheckpointError: its weights are missing, corrupt or do not fit.
+    """
+    if params is not None:
+        if model_config is None:
+            raise ConfigError("params are given without model_config; pass the ModelConfig that they belong to")
+        return model_from_params(params, model_config, dtype=resolve_dtype(config.dtype, model_config))
+    if config.load_format == "dummy":
+        model_config = model_config or _configuration_alone(locate(config))
+        return dummy_model(model_config, dtype=resolve_dtype(config.dtype, model_config), seed=config.seed)
+    if model_config is not None:
+        raise ConfigError(f"model_config is given for {config.model!r}, which has its own; leave it out or pass params")
+    return _load_path(locate(config), config)
+
+
+def resolve_dtype(dtype: str, model_config: ModelConfig) -> jnp.dtype:
+    """Return the type that `dtype` stands for; "auto" is float32 on a CPU and the checkpoint's type elsewhere."""
+    if dtype == "auto":
+        dtype = "float32" if jax.default_backend() == "cpu" else model_config.dtype
+    return jnp.dtype(dtype)
+
+
+def locate(config: EngineConfig) -> Path:
+    """Return the local file or directory of `config.model`, fetching a hub name."""
+    if config.model == "demo":
+        from pagedjax.loading.gguf import demo_path
+
+        return demo_path()
+    path = Path(config.model).expanduser()
+    if path.exists():
+        return path
+    from pagedjax.loading.hub import resolve
+
+    return resolve(config.model, revision=config.revision, download_dir=config.download_dir)
+
+
+def _configuration_alone(path: Path) -> ModelConfig:
+    if path.suffix == ".gguf":
+        with_weights = _open_source(path, "gguf")
+        with_weights.close()
+        return with_weights.model_config
+    return read_model_config(path)
+
+
+def _load_path(path: Path, config: EngineConfig) -> LoadedModel:
+    load_format = _detect(path) if config.load_format == "auto" else config.load_format
+    if load_format == "orbax":
+        from pagedjax.loading.orbax import load_orbax
+
+        return load_orbax(path, config.dtype)
+    source = _open_source(path, load_format)
+    try:
+        return load_weights(source, resolve_dtype(config.dtype, source.model_config))
+    finally:
+        source.close()
+
+
+def _detect(path: Path) -> str:
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(f"{path} is a file but not a .gguf file; pass the directory that holds config.json")
+        return "gguf"
+    from pagedjax.loading.orbax import is_orbax_directory
+
+    return "orbax" if is_orbax_directory(path) else "safetensors"
+
+
+def _open_source(path: Path, load_format: str) -> WeightSource:
+    if load_format == "gguf":
+        from pagedjax.loading.gguf import GGUFSource
+
+        return GGUFSource(path)
+    return SafetensorsSource(path)

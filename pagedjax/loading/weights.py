@@ -5,10 +5,22 @@ A `WeightSource` names tensors the Hugging Face way, whatever file they lie in; 
 shapes before anything is read and reports every mismatch at once. It knows no file format.
 """
 
+import sys
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+from tqdm import tqdm
 
+from pagedjax.errors import CheckpointError
+from pagedjax.models import model_class
+from pagedjax.models.causal_lm import IGNORED_WEIGHTS, CausalLM
 from pagedjax.models.config import ModelConfig
 
 
@@ -44,3 +56,109 @@ class WeightSource(Protocol):
     def close(self) -> None:
         """Release the files; arrays already loaded stay valid."""
         ...
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights on the device, ready for `nnx.split`."""
+
+    config: ModelConfig
+    model: CausalLM
+
+
+def load_weights(source: WeightSource, dtype: DTypeLike) -> LoadedModel:
+    """Build the model that `source` belongs to and stream its weights to the device, cast to `dtype`.
+
+    Host memory holds one tensor at a time besides what the source keeps; the device holds one
+    parameter twice while its parts are joined.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected or of the wrong shape (all are named), or unreadable.
+    """
+    config = source.model_config
+    graphdef, state = abstract_model(config, dtype)
+    plans = plan_parameters(source, state)
+    arrays = {}
+    for plan in tqdm(plans, desc="Loading weights", unit="tensor", file=sys.stderr):
+        parts = tuple(jax.device_put(source.load(name), may_alias=False) for name in plan.tensors)
+        arrays[plan.path] = jax.block_until_ready(_join(parts, is_kernel=plan.is_kernel, dtype=jnp.dtype(dtype)))
+    flat = [(path, variable.replace(arrays[_dotted(path)])) for path, variable in nnx.to_flat_state(state)]
+    return LoadedModel(config, nnx.merge(graphdef, nnx.from_flat_state(flat)))
+
+
+def abstract_model(config: ModelConfig, dtype: DTypeLike) -> tuple[nnx.GraphDef, nnx.State]:
+    """Return the model's structure and its parameters' shapes, allocating nothing."""
+    build = model_class(config.architecture)
+    return nnx.split(nnx.eval_shape(lambda: build(config, dtype=dtype, rngs=nnx.Rngs(0))))
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """One parameter and the checkpoint tensors whose join along the output axis it is."""
+
+    path: str
+    tensors: tuple[str, ...]
+    is_kernel: bool  # stored [in, out], the checkpoint's tensors being [out, in]
+
+
+def plan_parameters(source: WeightSource, state: nnx.State) -> list[ParameterPlan]:
+    """Match every parameter with its tensors.
+
+    Raises:
+        CheckpointError: names or shapes do not match; every mismatch is in the message.
+    """
+    config = source.model_config
+    table = model_class(config.architecture).weight_names(config.num_layers)
+    available = set(source.names())
+    plans, missing, misshapen, wanted = [], [], [], set()
+    for path, variable in nnx.to_flat_state(state):
+        plan = ParameterPlan(_dotted(path), table[_dotted(path)], is_kernel=path[-1] == "kernel")
+        plans.append(plan)
+        wanted.update(plan.tensors)
+        expected_shapes = _tensor_shapes(plan, variable.shape, config)
+        for name, expected in zip(plan.tensors, expected_shapes, strict=True):
+            if name not in available:
+                missing.append(name)
+            elif tuple(source.shape(name)) != expected:
+                misshapen.append(f"{name} is {list(source.shape(name))}, not {list(expected)}")
+    unexpected = sorted(name for name in available - wanted if not _is_ignored(name, config))
+    _raise_mismatches(source, missing=missing, unexpected=unexpected, misshapen=misshapen)
+    return plans
+
+
+def _tensor_shapes(plan: ParameterPlan, shape: tuple[int, ...], config: ModelConfig) -> list[tuple[int, ...]]:
+    """Return the shape each of the plan's tensors must have in the checkpoint."""
+    if len(plan.tensors) == 3:  # q, k, v
+        widths = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    else:
+        widths = [shape[-1] // len(plan.tensors)] * len(plan.tensors)
+    return [(width, shape[0]) if plan.is_kernel else (*shape[:-1], width) for width in widths]
+
+
+def _is_ignored(name: str, config: ModelConfig) -> bool:
+    is_tied_head = config.tie_word_embeddings and name == "lm_head.weight"
+    return is_tied_head or name.endswith(IGNORED_WEIGHTS)
+
+
+def _raise_mismatches(source: WeightSource, **mismatches: list[str]) -> None:
+    lines = [f"  {len(names)} {kind}: {_shorten(names)}" for kind, names in mismatches.items() if names]
+    if lines:
+        raise CheckpointError(
+            f"{source.origin} does not fit {source.model_config.architecture} as its configuration describes it; "
+            "use the configuration that belongs to these weights:\n" + "\n".join(lines)
+        )
+
+
+def _shorten(names: list[str], limit: int = 20) -> str:
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return "; ".join(names[:limit]) + rest
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+@partial(jax.jit, static_argnames=("is_kernel", "dtype"))
+def _join(parts: tuple[Float[Array, "..."], ...], *, is_kernel: bool, dtype: jnp.dtype) -> Float[Array, "..."]:
+    cast = [(part.T if is_kernel else part).astype(dtype) for part in parts]
+    return jnp.concatenate(cast, axis=-1)

@@ -1,0 +1,123 @@
+"""The parts that every decoder shares: matrix multiply, linear, embedding, RMS norm, gated MLP.
+
+Kernels are stored [in, out]; projections with one input share one kernel, so that a layer has few
+leaves. Nothing here knows attention, the cache or a model family.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+INIT_STDDEV = 0.02  # what transformers initialises with; keeps activations of random models finite in bfloat16
+
+
+def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:
+    """Multiply in the operands' type; float32 in full float32, which GPUs would round to TF32."""
+    return jnp.matmul(x, kernel, precision=full_precision(x.dtype))
+
+
+def full_precision(dtype: DTypeLike) -> jax.lax.Precision:
+    """Return the matmul precision under which `dtype` keeps its own accuracy."""
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+
+
+class Linear(nnx.Module):
+    """y = x kernel + bias."""
+
+    def __init__(self, in_dim: int, out_dim: int, *, use_bias: bool = False, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(_random(rngs, (in_dim, out_dim), dtype))
+        self.bias = nnx.Param(jnp.zeros((out_dim,), dtype)) if use_bias else None
+
+    def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
+        """Project every token."""
+        y = matmul(x, self.kernel[...])
+        return y if self.bias is None else y + self.bias[...][None, :]
+
+
+class Embedding(nnx.Module):
+    """A table of one row a token, read forwards for inputs and transposed for tied logits."""
+
+    def __init__(self, vocab_size: int, dim: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.embedding = nnx.Param(_random(rngs, (vocab_size, dim), dtype))
+
+    def __call__(self, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """Look up every token."""
+        return self.embedding[...].at[token_ids].get(mode="clip")
+
+    def logits(self, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
+        """Multiply by the transposed table; float32 accumulation is kept, not rounded to the weights' type."""
+        return jax.lax.dot_general(
+            hidden,
+            self.embedding[...],
+            (((1,), (1,)), ((), ())),
+            precision=full_precision(hidden.dtype),
+            preferred_element_type=jnp.float32,
+        )
+
+
+class OutputHead(nnx.Module):
+    """The separate matrix from hidden states to logits."""
+
+    def __init__(self, dim: int, vocab_size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(_random(rngs, (dim, vocab_size), dtype))
+
+    def logits(self, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
+        """Multiply; float32 accumulation is kept, not rounded to the weights' type."""
+        precision = full_precision(hidden.dtype)
+        return jnp.matmul(hidden, self.kernel[...], precision=precision, preferred_element_type=jnp.float32)
+
+
+class RMSNorm(nnx.Module):
+    """Root mean square norm over the last axis, in float32. `unit_offset` multiplies by 1 + scale, as Gemma does."""
+
+    def __init__(self, dim: int, *, eps: float, unit_offset: bool = False, dtype: DTypeLike):
+        self.scale = nnx.Param(jnp.zeros((dim,), dtype) if unit_offset else jnp.ones((dim,), dtype))
+        self.eps = eps
+        self.unit_offset = unit_offset
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Normalise every row; the result has the type of `x`."""
+        x32 = x.astype(jnp.float32)
+        variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+        normed = x32 * jax.lax.rsqrt(variance + jnp.float32(self.eps))
+        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+        if self.unit_offset:  # Gemma scales in float32 and casts last
+            return (normed * (jnp.float32(1.0) + scale.astype(jnp.float32))).astype(x.dtype)
+        return normed.astype(x.dtype) * scale  # Llama casts first
+
+
+class GatedMLP(nnx.Module):
+    """down(act(gate) * up), gate and up being the halves of one projection."""
+
+    def __init__(
+        self,
+        dim: int,
+        mlp_dim: int,
+        *,
+        act: Literal["silu", "gelu_pytorch_tanh"],
+        use_bias: bool,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        self.gate_up = Linear(dim, 2 * mlp_dim, use_bias=use_bias, dtype=dtype, rngs=rngs)
+        self.down = Linear(mlp_dim, dim, use_bias=use_bias, dtype=dtype, rngs=rngs)
+        self.act = act
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """Run the MLP on every token."""
+        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)  # [T, F] each
+        gate = jax.nn.silu(gate) if self.act == "silu" else jax.nn.gelu(gate, approximate=True)
+        return self.down(gate * up)
+
+
+def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
+    """Squash into (-cap, cap) by tanh; None leaves `x` as it is."""
+    return x if cap is None else jnp.tanh(x / jnp.asarray(cap, x.dtype)) * jnp.asarray(cap, x.dtype)
+
+
+def _random(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, "..."]:
+    return jax.nn.initializers.normal(INIT_STDDEV)(rngs.params(), shape, dtype)
