@@ -1,11 +1,13 @@
 """Engine options: vLLM's flag names, defaults and meanings, checked before anything loads.
 
-Each field carries its help text; the command line is generated from them (`cli.py`). What depends on
+Each field carries its help text; the command line is generated from them (`flags.py`). What depends on
 the model (context length, budgets) is left None here and resolved once by `resolve`.
 """
 
 import dataclasses
 import json
+import types
+import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +15,20 @@ from pagedjax.errors import ConfigError
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "gpu": 8192}
 CPU_KV_CACHE_BYTES = 1 << 30  # default pool on a CPU, where there is no device memory to take a share of
+MAX_LOGPROBS = 64  # rows of top log probabilities have this fixed width
+
+# Known to vLLM's users but not built here: the one value that is taken, and what to say about any other.
+_NOT_BUILT: dict[str, tuple[Any, str]] = {
+    "tensor_parallel_size": (1, "is not built yet; leave it at 1"),
+    "pipeline_parallel_size": (1, "is not built yet; leave it at 1"),
+    "data_parallel_size": (1, "is not built yet; leave it at 1 and run several servers"),
+    "quantization": (None, "is not built yet; leave it out (a .gguf file is expanded to --dtype when it loads)"),
+    "speculative_config": (None, "is not built yet; leave it out"),
+    "swap_space": (0.0, "is not built yet; leave it at 0, preempted requests are computed again"),
+    "scheduler_delay_factor": (0.0, "is not built yet; leave it at 0"),
+    "enable_chunked_prefill": (True, "is refused: long prompts are always split; lower --max-model-len to bound them"),
+    "trust_remote_code": (False, "is refused: code from model repositories is never run; leave it out"),
+}
 
 
 def option(default: Any, help_text: str, **metadata: Any) -> Any:
@@ -24,41 +40,69 @@ def option(default: Any, help_text: str, **metadata: Any) -> Any:
 class EngineConfig:
     """Options of one engine; unknown names are a TypeError, contradictory values a ConfigError."""
 
-    model: str = option("demo", "Hugging Face directory or hub name, .gguf file, Orbax directory, or 'demo' for the embedded SmolLM2-135M-Instruct.", positional=True)
+    model: str = option(
+        "demo",
+        "Hugging Face directory or hub name, .gguf file, Orbax directory, "
+        "or 'demo' for the embedded SmolLM2-135M-Instruct.",
+        positional=True,
+    )
     tokenizer: str | None = option(None, "Tokenizer directory or hub name; the model's own if unset.")
     served_model_name: str | None = option(None, "Name that requests and metrics use; the value of --model if unset.")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     download_dir: str | None = option(None, "Where hub files are cached; the hub library's default if unset.")
-    load_format: Literal["auto", "safetensors", "gguf", "orbax", "dummy"] = option("auto", "Format of the weights; 'dummy' makes random ones from the config alone.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "Type of weights, activations and KV cache; 'auto' is the checkpoint's on a GPU and float32 on a CPU.")
-    quantization: str | None = option(None, "Quantisation method of the weights.")
+    load_format: Literal["auto", "safetensors", "gguf", "orbax", "dummy"] = option(
+        "auto", "Format of the weights; 'dummy' makes random ones from the config alone."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "Type of weights, activations and KV cache; 'auto' is the checkpoint's on a GPU and float32 on a CPU."
+    )
+    quantization: str | None = option(None, "Quantisation method of the weights.", short="-q")
     trust_remote_code: bool = option(False, "Run code from the model repository; always refused.")
     seed: int = option(0, "Seed of dummy weights and of the seeds given to unseeded requests.")
     max_model_len: int | None = option(None, "Longest prompt plus output in tokens; the model's own limit if unset.")
-    block_size: int = option(16, "Tokens per KV cache block: 8, 16, 32, 64 or 128.")
+    block_size: Literal[8, 16, 32, 64, 128] = option(16, "Tokens per KV cache block.")
     gpu_memory_utilization: float = option(0.9, "Share of device memory the engine may use, above 0 and at most 1.")
-    kv_cache_memory_bytes: int | None = option(None, f"Bytes for the KV cache, in place of --gpu-memory-utilization; {CPU_KV_CACHE_BYTES} on a CPU if unset.")
-    num_gpu_blocks_override: int | None = option(None, "Number of KV cache blocks, in place of what memory allows; for tests.")
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        f"Bytes for the KV cache, in place of --gpu-memory-utilization; {CPU_KV_CACHE_BYTES} on a CPU if unset.",
+    )
+    num_gpu_blocks_override: int | None = option(
+        None, "Number of KV cache blocks, in place of what memory allows; for tests."
+    )
     swap_space: float = option(0.0, "Host memory for swapped blocks in GiB.")
     max_num_seqs: int = option(256, "Most requests in one iteration.")
-    max_num_batched_tokens: int | None = option(None, "Most tokens in one iteration; 8192 on a GPU and 2048 on a CPU if unset.")
+    max_num_batched_tokens: int | None = option(
+        None, "Most tokens in one iteration; 8192 on a GPU and 2048 on a CPU if unset."
+    )
     enable_prefix_caching: bool = option(True, "Reuse KV cache blocks of equal prefixes.")
     enable_chunked_prefill: bool = option(True, "Split long prompts over iterations; cannot be switched off.")
-    scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", "Order of requests: first come first served, or lowest priority value first.")
-    scheduler_delay_factor: float = option(0.0, "Delay before scheduling the next prompt, times the last prompt's latency.")
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "fcfs", "Order of requests: first come first served, or lowest priority value first."
+    )
+    scheduler_delay_factor: float = option(
+        0.0, "Delay before scheduling the next prompt, times the last prompt's latency."
+    )
     async_scheduling: bool = option(True, "Run the host one iteration ahead of the device.")
     tensor_parallel_size: int = option(1, "GPUs that share each layer.", short="-tp")
     pipeline_parallel_size: int = option(1, "Groups of layers on different GPUs.", short="-pp")
     data_parallel_size: int = option(1, "Copies of the model.", short="-dp")
-    speculative_config: dict[str, Any] | None = option(None, "Speculative decoding, as JSON.", parse=json.loads)
-    generation_config: str = option("auto", "Where sampling defaults come from: 'auto' the model directory, 'vllm' none, or a directory.")
+    speculative_config: dict[str, Any] | None = option(
+        None, "Speculative decoding, as JSON.", short="-sc", parse=json.loads
+    )
+    generation_config: str = option(
+        "auto", "Where sampling defaults come from: 'auto' the model directory, 'vllm' none, or a directory."
+    )
     chat_template: str | None = option(None, "Jinja chat template file or text, in place of the tokenizer's.")
-    max_logprobs: int = option(20, "Most log probabilities a request may ask for per token, at most 64.")
-    compilation_cache_dir: str | None = option(None, "Directory of compiled steps; ~/.cache/pagedjax if unset, an empty string switches it off.")
+    max_logprobs: int = option(20, f"Most log probabilities a request may ask for per token, at most {MAX_LOGPROBS}.")
+    compilation_cache_dir: str | None = option(
+        None, "Directory of compiled steps; ~/.cache/pagedjax if unset, an empty string switches it off."
+    )
     disable_log_stats: bool = option(False, "No statistics line every ten seconds.")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        check_types(self)
         _check_ranges(self)
+        _check_agreement(self)
         _check_built(self)
 
     @property
@@ -83,48 +127,78 @@ def resolve(config: EngineConfig, *, max_position_embeddings: int, platform: str
     return dataclasses.replace(config, max_model_len=max_model_len, max_num_batched_tokens=budget)
 
 
+def check_types(config: Any) -> None:
+    """Check each field of a config dataclass against its annotation; an int is taken for a float.
+
+    Raises:
+      ConfigError: a value has another type or is none of the choices.
+    """
+    for name, hint in typing.get_type_hints(type(config)).items():
+        is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+        allowed = typing.get_args(hint) if is_union else (hint,)
+        value = getattr(config, name)
+        if any(_fits(value, kind) for kind in allowed):
+            continue
+        if typing.get_origin(hint) is Literal:
+            choices = ", ".join(map(str, typing.get_args(hint)))
+            raise ConfigError(f"{name} is {value!r:.80}; choose one of {choices}")
+        kinds = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)
+        raise ConfigError(f"{name} is {value!r:.80}; it must be {kinds.replace('NoneType', 'None')}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if typing.get_origin(kind) is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(kind))
+    kind = typing.get_origin(kind) or kind
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, kind) or (kind is float and isinstance(value, int))
+
+
+def check_range(config: Any, name: str, low: float, high: float | None = None) -> None:
+    """Raise a ConfigError unless the field is None or between `low` and `high`, both included."""
+    value = getattr(config, name)
+    if value is not None and not (low <= value and (high is None or value <= high)):
+        bounds = f"at least {low}" if high is None else f"at least {low} and at most {high}"
+        raise ConfigError(f"{name} is {value}; it must be {bounds}")
+
+
 def _check_ranges(config: EngineConfig) -> None:
-    _check_choice(config, "block_size", (8, 16, 32, 64, 128))
-    for name in ("load_format", "dtype", "scheduling_policy"):
-        hints = EngineConfig.__annotations__[name]
-        _check_choice(config, name, hints.__args__)
-    for name in ("max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        _check_at_least(config, name, 1)
-    for name in ("max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes"):
-        if getattr(config, name) is not None:
-            _check_at_least(config, name, 1)
-    if config.num_gpu_blocks_override is not None:
-        _check_at_least(config, "num_gpu_blocks_override", 2)
+    for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+        check_range(config, name, 1)
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        check_range(config, name, 1)
+    check_range(config, "num_gpu_blocks_override", 2)  # block 0 is the null block
+    check_range(config, "swap_space", 0)
+    check_range(config, "scheduler_delay_factor", 0)
+    check_range(config, "max_logprobs", 0, MAX_LOGPROBS)
+    check_range(config, "seed", -(2**63), 2**63 - 1)
     if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError(f"gpu_memory_utilization is {config.gpu_memory_utilization}; "
-                          "it must be above 0 and at most 1, for example 0.9")
-    if not 0 <= config.max_logprobs <= 64:
-        raise ConfigError(f"max_logprobs is {config.max_logprobs}; it must be at least 0 and at most 64")
+        raise ConfigError(
+            f"gpu_memory_utilization is {config.gpu_memory_utilization}; "
+            "it must be above 0 and at most 1, for example 0.9"
+        )
+    if not config.model.strip():
+        raise ConfigError("model is empty; give a directory, a file, a hub name or 'demo'")
+
+
+def _check_agreement(config: EngineConfig) -> None:
+    """Refuse values that contradict each other."""
     budget = config.max_num_batched_tokens
     if budget is not None and budget < config.max_num_seqs:
-        raise ConfigError(f"max_num_batched_tokens is {budget}, below max_num_seqs {config.max_num_seqs}; "
-                          "every running request needs one token an iteration: raise it or lower --max-num-seqs")
+        raise ConfigError(
+            f"max_num_batched_tokens is {budget}, below max_num_seqs {config.max_num_seqs}; "
+            "every running request needs one token an iteration: raise it or lower --max-num-seqs"
+        )
+    if config.kv_cache_memory_bytes is not None and config.num_gpu_blocks_override is not None:
+        raise ConfigError(
+            f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes} and num_gpu_blocks_override is "
+            f"{config.num_gpu_blocks_override}; both fix the size of the KV cache: leave one out"
+        )
 
 
 def _check_built(config: EngineConfig) -> None:
-    """Refuse what is known to vLLM's users but not built here, by name."""
-    for name, allowed in (("tensor_parallel_size", 1), ("pipeline_parallel_size", 1), ("data_parallel_size", 1),
-                          ("quantization", None), ("speculative_config", None), ("swap_space", 0.0),
-                          ("scheduler_delay_factor", 0.0), ("enable_chunked_prefill", True), ("trust_remote_code", False)):
+    for name, (taken, refusal) in _NOT_BUILT.items():
         value = getattr(config, name)
-        if value != allowed:
-            raise ConfigError(f"{name}={value!r} is not built yet; leave it at {allowed!r}"
-                              if name != "trust_remote_code" else
-                              "trust_remote_code=True is refused: code from model repositories is never run; leave it out")
-
-
-def _check_choice(config: EngineConfig, name: str, choices: tuple) -> None:
-    value = getattr(config, name)
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(str, choices))}")
-
-
-def _check_at_least(config: EngineConfig, name: str, low: int) -> None:
-    value = getattr(config, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ConfigError(f"{name} is {value!r}; it must be an integer, at least {low}")
+        if value != taken:
+            raise ConfigError(f"{name}={value!r:.80} {refusal}")

@@ -1,7 +1,8 @@
-"""The type checker that the jaxtyping import hook applies to every function and dataclass of our packages.
+"""The type checker that the jaxtyping import hook applies to every function and dataclass of the packages it is told.
 
-It is beartype, with one allowance: JAX rebuilds a registered dataclass through its constructor, with placeholders
-(None, shapes, shardings) or stacked arrays in place of the fields, and such a call is no mistake.
+It is beartype, which takes an int for a float here, with one allowance: JAX rebuilds a registered dataclass through its
+constructor, with placeholders (None, shapes, shardings) or stacked arrays in place of the fields, and such a call is
+no mistake.
 """
 
 import sys
@@ -9,12 +10,14 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from beartype import beartype
+from beartype import BeartypeConf, beartype
+
+_beartype = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 def typechecked[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Check arguments and result of `function` on every call."""
-    checked = beartype(function)
+    checked = _beartype(function)
     if function.__name__ != "__init__":
         return checked
 
