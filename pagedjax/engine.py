@@ -102,8 +102,9 @@ class LLMEngine:
         self.load_seconds = time.monotonic() - began
         self.config = resolve(config, max_position_embeddings=loaded.config.max_position_embeddings, platform=platform)
         self.model_config = loaded.config
-        self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=params is None and model_config is None)
-        self.default_sampling_params = generation_defaults(self.config)
+        has_checkpoint = params is None and model_config is None and tokenizer is None
+        self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
+        self.default_sampling_params = generation_defaults(self.config) if has_checkpoint else {}
         self._input = RequestInput(self.config, loaded.config, self.tokenizer, self._eos_token_ids())
         self._runner = ModelRunner(loaded, self.config, show_progress=show_progress)
         max_model_len = self.config.max_model_len

@@ -29,7 +29,7 @@ from pagedjax.execution.request_state import (
 )
 from pagedjax.execution.row_input import needs_wide_row, pack_rows, sampling_variant, wide_row
 from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
-from pagedjax.loading.weights import LoadedModel
+from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 
@@ -97,6 +97,7 @@ class ModelRunner:
         self.compilations = CompilationCounter()
         self._config = config
         self._vocab_size = loaded.config.vocab_size
+        self._dtype = resolve_dtype(config.dtype, loaded.config)
         self._max_blocks = -(-config.max_model_len // config.block_size)
         self.buckets = BucketTable.build(
             max_num_seqs=config.max_num_seqs,
@@ -250,7 +251,7 @@ class ModelRunner:
 
     def _build(self, loaded: LoadedModel, show_progress: bool) -> None:
         """Size the pool, allocate it and compile every executable."""
-        dtype = loaded.dtype
+        dtype = self._dtype
         config = self._config
         weights = _num_bytes(jax.tree.leaves(nnx.state(loaded.model)))
         request_state = _num_bytes(jax.tree.leaves((self._rows, self._wide)))
@@ -284,7 +285,7 @@ class ModelRunner:
     def _tasks(self, functions: StepFunctions, loaded: LoadedModel, num_blocks: int) -> list[Task]:
         """Every executable: decode and forward hold the whole model, the others the head or less."""
         pool = jax.ShapeDtypeStruct(
-            (num_blocks, loaded.config.num_kv_heads, self._config.block_size, loaded.config.head_dim), loaded.dtype
+            (num_blocks, loaded.config.num_kv_heads, self._config.block_size, loaded.config.head_dim), self._dtype
         )
         cache = [(pool, pool)] * loaded.config.num_layers
         leaves, rows, wide = shapes_of((self._leaves, self._rows, self._wide))
@@ -296,7 +297,7 @@ class ModelRunner:
             run = jit_with(functions.forward, donate=(1, 2), shape=shape)
             tasks.append(Task(f"forward {bucket}", run, (leaves, cache, rows, _ints(shape.packed_size)), True))
             run = jit_with(functions.score)
-            states = jax.ShapeDtypeStruct((bucket, hidden), loaded.dtype)
+            states = jax.ShapeDtypeStruct((bucket, hidden), self._dtype)
             tasks.append(Task(f"score {bucket}", run, (leaves, states, _ints(SCORE_ROWS), _ints(SCORE_ROWS))))
         for bucket in self.buckets.decode:
             shape = self.buckets.decode_shape(bucket)
@@ -304,7 +305,7 @@ class ModelRunner:
                 run = jit_with(functions.decode, donate=(1, 2), shape=shape, variant=variant)
                 arguments = (leaves, cache, rows, _ints(shape.packed_size))
                 tasks.append(Task(f"decode {bucket} {variant}", run, arguments, True))
-        last_hidden = jax.ShapeDtypeStruct((max_rows, hidden), loaded.dtype)
+        last_hidden = jax.ShapeDtypeStruct((max_rows, hidden), self._dtype)
         for bucket in self.buckets.sample:
             for name in (*PLAIN_VARIANTS, "full", "full logprobs"):
                 variant, is_full = name.split()[0], name.startswith("full")

@@ -1,0 +1,30 @@
+"""Bucket tables: few, complete, and every size finds its bucket."""
+
+import pytest
+
+from pagedjax.execution.buckets import BucketTable, bucket_for, powers_of_two
+
+
+@pytest.mark.parametrize(("first", "last", "expected"), [(1, 1, (1,)), (1, 6, (1, 2, 4, 6)), (16, 64, (16, 32, 64))])
+def test_powers_of_two_end_exactly_at_the_limit(first, last, expected):
+    assert powers_of_two(first, last) == expected
+
+
+def test_every_size_up_to_the_limit_has_a_bucket_that_holds_it():
+    table = BucketTable.build(max_num_seqs=24, max_num_batched_tokens=100, block_size=16)
+    for size in range(1, 101):
+        shape = table.forward_shape(size)
+        assert shape.num_tokens >= size
+        assert shape.num_rows == min(shape.num_tokens, 24)
+    for size in range(1, 25):
+        assert table.decode_shape(size).num_rows >= size
+
+
+def test_a_default_engine_has_at_most_32_full_model_executables():
+    table = BucketTable.build(max_num_seqs=256, max_num_batched_tokens=8192, block_size=16)
+    assert len(table.tokens) + 2 * len(table.decode) <= 32
+
+
+def test_a_size_above_the_table_is_a_broken_invariant():
+    with pytest.raises(AssertionError, match="above the largest bucket 8"):
+        bucket_for(9, (1, 8))

@@ -1,0 +1,290 @@
+"""The engine over a model whose tokens are known by hand: identity however a request is scheduled, and clean ends."""
+
+import numpy as np
+import pytest
+
+from pagedjax import InvalidRequestError, RequestOutputKind, SamplingParams
+from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+
+def prompts(count, *, low=3, high=60, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 256, int(rng.integers(low, high))).tolist() for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def shared_engine():
+    return fake_engine(max_num_seqs=8, max_num_batched_tokens=64)
+
+
+@pytest.fixture
+def engine(shared_engine):
+    yield shared_engine
+    assert not shared_engine.has_unfinished_requests()
+    assert shared_engine.stats()["num_blocks_used"] == 0
+    shared_engine.check_integrity()
+
+
+def test_greedy_tokens_are_those_computed_by_hand(engine):
+    prompt = [5, 250, 3, 17, 99]
+    out = run_all(engine, [("a", prompt, GREEDY)])["a"]
+    assert out.outputs[0].token_ids == continuation(prompt, 20)
+    assert (out.outputs[0].finish_reason, out.finished) == ("length", True)
+
+
+def test_requests_in_a_batch_get_the_tokens_they_get_alone(engine):
+    batch = prompts(20)
+    outs = run_all(engine, [(str(i), prompt, GREEDY) for i, prompt in enumerate(batch)])
+    assert [outs[str(i)].outputs[0].token_ids for i in range(20)] == [continuation(p, 20) for p in batch]
+
+
+def test_a_prompt_computed_in_chunks_of_sixteen_gives_the_same_tokens():
+    engine = fake_engine(max_num_batched_tokens=16)
+    batch = prompts(6, low=40, high=100)
+    outs = run_all(engine, [(str(i), prompt, GREEDY) for i, prompt in enumerate(batch)])
+    assert [outs[str(i)].outputs[0].token_ids for i in range(6)] == [continuation(p, 20) for p in batch]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_preempted_request_resumes_with_the_same_tokens(ahead):
+    engine = fake_engine(num_gpu_blocks_override=18, max_model_len=128, async_scheduling=ahead)
+    params = SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True)
+    batch = prompts(6, low=10, high=40)
+    outs = run_all(engine, [(str(i), prompt, params) for i, prompt in enumerate(batch)])
+    assert engine.stats()["num_preemptions"] > 0
+    assert [outs[str(i)].outputs[0].token_ids for i in range(6)] == [continuation(p, 50) for p in batch]
+    assert engine.stats()["num_blocks_used"] == 0
+
+
+def test_a_warm_prefix_cache_changes_no_token_and_saves_full_blocks(engine):
+    engine.reset_prefix_cache()
+    prompt = prompts(1, low=50, high=51, seed=3)[0]
+    first = run_all(engine, [("cold", prompt, GREEDY)])["cold"]
+    again = run_all(engine, [("warm", prompt, GREEDY)])["warm"]
+    assert again.num_cached_tokens == 48
+    assert first.num_cached_tokens == 0
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids == continuation(prompt, 20)
+
+
+def test_generated_blocks_are_cached_for_the_next_turn(engine):
+    engine.reset_prefix_cache()
+    prompt = prompts(1, low=21, high=22, seed=4)[0]
+    first = run_all(engine, [("turn1", prompt, GREEDY)])["turn1"]
+    history = prompt + first.outputs[0].token_ids + [1, 2, 3]
+    second = run_all(engine, [("turn2", history, GREEDY)])["turn2"]
+    new_tokens = len(history) - second.num_cached_tokens
+    assert new_tokens <= 3 + engine.config.block_size
+    assert second.outputs[0].token_ids == continuation(history, 20)
+
+
+def test_sampled_tokens_depend_on_the_seed_alone(engine):
+    params = [SamplingParams(temperature=1.5, seed=i, max_tokens=20, ignore_eos=True) for i in range(12)]
+    batch = prompts(12, seed=1)
+    together = run_all(engine, [(str(i), batch[i], params[i]) for i in range(12)])
+    alone = {str(i): run_all(engine, [(str(i), batch[i], params[i])])[str(i)] for i in range(12)}
+    assert all(together[k].outputs[0].token_ids == alone[k].outputs[0].token_ids for k in alone)
+    drawn = {tuple(out.outputs[0].token_ids) for out in alone.values()}
+    assert len(drawn) == 12
+
+
+def test_sampled_tokens_are_the_same_beside_requests_of_every_kind(engine):
+    mine = SamplingParams(temperature=1.2, seed=7, max_tokens=20, ignore_eos=True)
+    alone = run_all(engine, [("a", [1, 2, 3], mine)])["a"].outputs[0].token_ids
+    others = [
+        SamplingParams(temperature=0.9, top_k=5, seed=1, max_tokens=15),
+        SamplingParams(temperature=0.9, top_p=0.5, seed=2, max_tokens=15),
+        SamplingParams(temperature=0.9, min_p=0.2, repetition_penalty=1.3, seed=3, max_tokens=15),
+        SamplingParams(temperature=0.0, logprobs=3, max_tokens=15),
+    ]
+    mixed = run_all(engine, [("a", [1, 2, 3], mine), *((str(i), [9, i], p) for i, p in enumerate(others))])
+    assert mixed["a"].outputs[0].token_ids == alone
+
+
+def test_several_completions_of_one_prompt_are_single_runs_with_consecutive_seeds(engine):
+    params = SamplingParams(temperature=1.0, n=3, seed=40, max_tokens=10, ignore_eos=True)
+    out = run_all(engine, [("n", [4, 5, 6], params)])["n"]
+    singles = [
+        run_all(engine, [("s", [4, 5, 6], SamplingParams(temperature=1.0, seed=40 + i, max_tokens=10, ignore_eos=True))])["s"]
+        for i in range(3)
+    ]
+    assert [one.token_ids for one in out.outputs] == [one.outputs[0].token_ids for one in singles]
+    assert [one.index for one in out.outputs] == [0, 1, 2]
+
+
+def find_prompt_reaching(token, *, within):
+    for start in range(5000):
+        prompt = [start % 256, start // 256 % 256, 7]
+        tokens = continuation(prompt, within)
+        if token in tokens and tokens.index(token) >= 2:
+            return prompt, tokens[: tokens.index(token) + 1]
+    raise AssertionError("no prompt leads there")
+
+
+def test_eos_ends_a_request_and_the_surplus_token_is_dropped(engine):
+    prompt, expected = find_prompt_reaching(EOS, within=10)
+    out = run_all(engine, [("e", prompt, SamplingParams(temperature=0.0, max_tokens=40))])["e"].outputs[0]
+    assert out.token_ids == expected
+    assert (out.finish_reason, out.stop_reason) == ("stop", None)
+
+
+def test_a_stop_token_ends_a_request_and_is_the_stop_reason(engine):
+    prompt, expected = find_prompt_reaching(65, within=10)
+    params = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=[65], ignore_eos=True)
+    out = run_all(engine, [("s", prompt, params)])["s"].outputs[0]
+    assert out.token_ids == expected
+    assert (out.finish_reason, out.stop_reason) == ("stop", 65)
+
+
+def test_min_tokens_holds_the_end_back(engine):
+    prompt, expected = find_prompt_reaching(EOS, within=8)
+    params = SamplingParams(temperature=0.0, max_tokens=30, min_tokens=len(expected) + 3)
+    out = run_all(engine, [("m", prompt, params)])["m"].outputs[0]
+    assert EOS not in out.token_ids[: len(expected) + 2]
+    assert len(out.token_ids) >= len(expected) + 3
+
+
+def test_logprobs_are_those_of_the_raw_logits(engine):
+    params = SamplingParams(temperature=0.7, seed=1, logprobs=4, max_tokens=6, ignore_eos=True)
+    prompt = [3, 1, 4]
+    out = run_all(engine, [("l", prompt, params)])["l"].outputs[0]
+    tokens = list(prompt)
+    for token, entry in zip(out.token_ids, out.logprobs, strict=True):
+        target = next_token(tokens)
+        distance = np.abs(np.arange(VOCAB_SIZE) - target)
+        logits = -np.minimum(distance, VOCAB_SIZE - distance).astype(np.float64)
+        expected = logits - np.log(np.exp(logits).sum())
+        assert entry[token].logprob == pytest.approx(expected[token], abs=1e-5)
+        assert entry[token].rank == 1 + int((logits > logits[token]).sum())
+        assert entry[target].logprob == pytest.approx(expected[target], abs=1e-5)
+        assert len(entry) in (4, 5)
+        tokens.append(token)
+    assert out.cumulative_logprob == pytest.approx(sum(e[t].logprob for t, e in zip(out.token_ids, out.logprobs, strict=True)))
+
+
+@pytest.mark.parametrize("budget", [16, 64])
+def test_prompt_logprobs_cover_every_prompt_token_once_however_it_is_chunked(budget):
+    engine = fake_engine(max_num_batched_tokens=budget)
+    prompt = prompts(1, low=90, high=91)[0]
+    params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=2, ignore_eos=True)
+    for name in ("cold", "warm"):
+        out = run_all(engine, [(name, prompt, params)])[name]
+        assert out.prompt_logprobs[0] is None
+        assert len(out.prompt_logprobs) == len(prompt)
+        for position in range(1, len(prompt)):
+            target = next_token(prompt[:position])
+            entry = out.prompt_logprobs[position]
+            assert min(one.rank for one in entry.values()) == 1
+            assert entry[target].rank == 1
+            assert prompt[position] in entry
+
+
+def test_penalties_and_bias_and_bans_reach_the_sampler(engine):
+    prompt = [8, 9]
+    target = next_token(prompt)
+    banned = SamplingParams(temperature=0.0, max_tokens=1, logit_bias={target: -100.0}, ignore_eos=True)
+    allowed = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=[(target + 9) % VOCAB_SIZE, 200], ignore_eos=True)
+    plain = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    outs = run_all(engine, [("b", prompt, banned), ("a", prompt, allowed), ("p", prompt, plain)])
+    assert outs["p"].outputs[0].token_ids == [target]
+    assert outs["b"].outputs[0].token_ids[0] in {(target + 1) % VOCAB_SIZE, (target - 1) % VOCAB_SIZE}
+    assert outs["a"].outputs[0].token_ids[0] in {(target + 9) % VOCAB_SIZE, 200}
+
+
+def test_a_row_that_had_biases_is_clean_for_the_next_request(engine):
+    prompt = [8, 9]
+    banned = SamplingParams(temperature=0.0, max_tokens=3, logit_bias={next_token(prompt): -100.0}, ignore_eos=True)
+    top_k = SamplingParams(temperature=0.01, top_k=1, seed=0, max_tokens=3, ignore_eos=True)  # full sampler, neutral row
+    run_all(engine, [(str(i), prompt, banned) for i in range(8)])
+    outs = run_all(engine, [(str(i), prompt, top_k) for i in range(8)])
+    assert all(out.outputs[0].token_ids == continuation(prompt, 3) for out in outs.values())
+
+
+def test_an_aborted_request_reports_once_and_its_blocks_come_back(engine):
+    engine.add_request("x", [1, 2, 3], GREEDY)
+    engine.add_request("y", [4, 5, 6], GREEDY)
+    for _ in range(5):
+        engine.step()
+    engine.abort("x")
+    reports = []
+    while engine.has_unfinished_requests():
+        reports += list(engine.step())
+    ends = {out.request_id: out.outputs[0].finish_reason for out in reports if out.finished}
+    assert ends == {"x": "abort", "y": "length"}
+    assert next(out for out in reports if out.request_id == "y" and out.finished).outputs[0].token_ids == continuation([4, 5, 6], 20)
+
+
+def test_delta_outputs_add_up_to_the_cumulative_text(engine):
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    delta = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    whole = run_all(engine, [("w", "hello", params)])["w"].outputs[0]
+    engine.add_request("d", "hello", delta)
+    text, tokens = "", []
+    while engine.has_unfinished_requests():
+        for out in engine.step():
+            text += out.outputs[0].text
+            tokens += out.outputs[0].token_ids
+    assert (text, tokens) == (whole.text, whole.token_ids)
+
+
+def test_watchers_see_block_tables_and_chunks(engine):
+    engine.add_request("w", list(range(70)), SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    seen = []
+    while engine.has_unfinished_requests():
+        seen += [(one.num_scheduled_tokens, one.context_len, len(one.block_table)) for one in engine.step().scheduled]
+    assert seen[:3] == [(64, 0, 8), (6, 64, 9), (1, 70, 9)]
+
+
+def test_logits_that_are_not_finite_end_that_request_alone():
+    engine = fake_engine(poison=77)
+    outs = run_all(engine, [("bad", [1, 77], GREEDY), ("good", [1, 2, 3], GREEDY)])
+    assert outs["bad"].outputs[0].finish_reason == "error"
+    assert "not finite" in outs["bad"].error
+    assert outs["good"].outputs[0].token_ids == continuation([1, 2, 3], 20)
+    assert engine.stats()["num_blocks_used"] == 0
+
+
+def test_nothing_compiles_after_ready_whatever_the_parameters_and_lengths(engine):
+    kinds = [
+        {}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.4}, {"min_p": 0.1}, {"seed": -5}, {"presence_penalty": 1.0},
+        {"frequency_penalty": -1.0}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 5.0}}, {"allowed_token_ids": [1, 2]},
+        {"bad_words": ["ab", "c"]}, {"min_tokens": 3}, {"logprobs": 5}, {"logprobs": 0}, {"prompt_logprobs": 3}, {"n": 2},
+        {"stop": ["zz"]}, {"stop_token_ids": [9]}, {"max_tokens": None}, {"skip_special_tokens": False},
+    ]  # fmt: skip
+    before = engine.stats()["num_compilations_after_ready"]
+    requests = [
+        (f"{i}-{length}", list(range(length)), SamplingParams(**{"max_tokens": 4, **kind}))
+        for i, kind in enumerate(kinds)
+        for length in (1, 17, 100)
+    ]
+    outs = run_all(engine, requests)
+    assert len(outs) == len(requests)
+    assert engine.stats()["num_compilations_after_ready"] == before == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "message"),
+    [
+        ([], "prompt", "empty"),
+        ("", "prompt", "empty"),
+        ([1] * 128, "prompt", "128 tokens, max_model_len is 128"),
+        ([1, 260], "prompt", "260, the vocabulary is 0..259"),
+        ([1, -1], "prompt", "-1"),
+        ("x" * 1_000_000, "prompt", "1000000 characters"),
+    ],
+)
+def test_a_bad_prompt_is_refused_with_value_limit_and_remedy(engine, prompt, field, message):
+    with pytest.raises(InvalidRequestError, match=message) as error:
+        engine.add_request("bad", prompt, GREEDY)
+    assert error.value.param == field
+    assert not engine.has_unfinished_requests()
+
+
+def test_a_request_id_in_use_is_refused(engine):
+    engine.add_request("same", [1], GREEDY)
+    with pytest.raises(InvalidRequestError, match="in use"):
+        engine.add_request("same", [2], GREEDY)
+    engine.abort("same")
+    while engine.has_unfinished_requests():
+        engine.step()
