@@ -108,15 +108,22 @@ class AsyncEngine:
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Tokenize text outside the event loop."""
-        return await self._in_text_thread(self._tokenizer.encode, text, add_special_tokens)
+        return await self._in_text_thread(self._need_tokenizer().encode, text, add_special_tokens)
 
     async def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
         """Turn messages into prompt text by the chat template, outside the event loop."""
-        return await self._in_text_thread(lambda: self._tokenizer.render_chat(messages, **kwargs))
+        tokenizer = self._need_tokenizer()
+        return await self._in_text_thread(lambda: tokenizer.render_chat(messages, **kwargs))
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Turn token ids into text."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._need_tokenizer().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def max_prompt_chars(self) -> int:
+        """No longer text can fit max_model_len: refuse it before the work of tokenizing."""
+        assert self.config.max_model_len is not None, "the engine resolves it"
+        return self.config.max_model_len * self._need_tokenizer().max_chars_per_token
 
     def stats(self) -> dict[str, float]:
         """Return the newest statistics: at most STATS_INTERVAL old under load, exact when idle."""
@@ -144,6 +151,11 @@ class AsyncEngine:
     async def wait_stopped(self) -> None:
         """Return when the engine thread has ended, whether it was shut down or died."""
         await asyncio.to_thread(self._thread.join)
+
+    def _need_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            raise InvalidRequestError("this engine has no tokenizer; send token ids", param="prompt")
+        return self._tokenizer
 
     async def _in_text_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, function, *args)
@@ -177,7 +189,7 @@ class RequestStream:
         """Abort the request unless it is over."""
         self._leave()
 
-    def __del__(self):
+    def __del__(self) -> None:
         self._leave()
 
     def _leave(self) -> None:
@@ -262,7 +274,7 @@ class _Mailbox:
 class _Mailboxes:
     """The mailboxes of all unfinished requests, and whether the engine still answers."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.observers: list[Callable[[RequestOutput], None]] = []
         self.dead_reason: str | None = None
         self._by_id: dict[str, _Mailbox] = {}
@@ -288,7 +300,7 @@ class _Mailboxes:
             mailbox = self._by_id.get(request_id)
             if mailbox is None:
                 continue  # its loop has closed
-            if isinstance(event, Exception) or (event is not _ACCEPTED and event.finished):
+            if isinstance(event, Exception) or (isinstance(event, RequestOutput) and event.finished):
                 del self._by_id[request_id]
             if mailbox.loop.is_closed():
                 self._by_id.pop(request_id, None)

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 import weakref
 
 import pytest
@@ -29,8 +28,9 @@ async def engine(fake):
     await engine.shutdown()
 
 
-async def wait_for(event: threading.Event) -> None:
-    assert await asyncio.to_thread(event.wait, 10)
+async def drain(stream) -> None:
+    async for _ in stream:
+        pass
 
 
 async def test_deltas_add_up_to_the_whole_output(engine):
@@ -100,9 +100,8 @@ async def test_awaiting_the_stream_waits_for_acceptance_not_for_a_token(engine, 
 async def test_a_wrong_request_raises_before_the_first_item_and_leaves_the_engine_alone(engine, fake):
     with pytest.raises(InvalidRequestError, match="max_model_len is 64"):
         await engine.generate("x" * 100, SamplingParams(), "long")
-    with pytest.raises(InvalidRequestError, match="outside 0..259"):
-        async for _ in engine.generate([9999], SamplingParams(), "ids"):
-            pytest.fail("an output of a refused request")
+    with pytest.raises(InvalidRequestError, match="9999"):
+        await anext(engine.generate([9999], SamplingParams(), "ids"))
     assert fake.added == []
     assert engine.is_alive
 
@@ -128,7 +127,7 @@ async def test_closing_a_stream_aborts_the_request(engine, fake):
     fake.gate.clear()
     stream = await engine.generate("abc", SamplingParams(max_tokens=40), "left")
     await stream.aclose()
-    await wait_for(fake.heard_abort)
+    await fake.until(lambda: fake.aborted)
     assert fake.aborted == ["left"]
     assert [output async for output in stream] == []
 
@@ -138,7 +137,7 @@ async def test_breaking_out_of_the_loop_aborts_the_request(engine, fake):
     async for _ in engine.generate("abc", SamplingParams(max_tokens=40, output_kind=DELTA), "left"):
         fake.gate.clear()
         break
-    await wait_for(fake.heard_abort)
+    await fake.until(lambda: fake.aborted)
     assert fake.aborted == ["left"]
 
 
@@ -155,7 +154,7 @@ async def test_cancelling_the_consumer_aborts_the_request(engine, fake):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await wait_for(fake.heard_abort)
+    await fake.until(lambda: fake.aborted)
     assert fake.aborted == ["cancelled"]
     await other.aclose()
 
@@ -200,8 +199,7 @@ async def test_shutdown_fails_what_still_waits_and_may_be_repeated():
     await anext(stream)
     await engine.shutdown()
     with pytest.raises(EngineDeadError, match="was shut down"):
-        while await anext(stream):
-            pass
+        await drain(stream)
     await engine.shutdown()
     assert fake.was_shut_down
     assert not engine.is_alive
@@ -275,7 +273,7 @@ def test_requests_of_a_closed_event_loop_are_aborted():
 
     asyncio.run(leave_behind())
     fake.gate.set()
-    assert fake.heard_abort.wait(10)
+    asyncio.run(fake.until(lambda: fake.aborted))
     assert fake.aborted == ["orphan"]
     asyncio.run(engine.shutdown())
 

@@ -4,6 +4,7 @@ Token k of completion i is the prompt's byte number k, counted round, plus i. A 
 256 and above exist but mean nothing. Every step gives each running request one token.
 """
 
+import asyncio
 import threading
 import time
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
 from pagedjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
+from pagedjax.text.chat import validate_messages
 
 VOCAB_SIZE = 260
 
@@ -22,10 +24,10 @@ class ByteTokenizer:
 
     eos_token_ids = (259,)
     vocab_size = VOCAB_SIZE
+    max_chars_per_token = 4
     chat_template = "fake"
 
     def __init__(self):
-        self.hf = SimpleNamespace(get_vocab=lambda: {chr(i): i for i in range(VOCAB_SIZE)})
         self.calls = []
 
     def encode(self, text, add_special_tokens=True):
@@ -37,6 +39,7 @@ class ByteTokenizer:
 
     def render_chat(self, messages, *, add_generation_prompt=True, continue_final_message=False, **kwargs):
         self.calls.append(("render_chat", messages, add_generation_prompt, continue_final_message, kwargs))
+        messages = validate_messages(messages)
         text = "\n".join(f"{message['role']}:{message['content']}" for message in messages)
         return text + "\nassistant:" if add_generation_prompt else text
 
@@ -67,15 +70,13 @@ class FakeEngine:
         self.gate.set()
         self.error = None
         self.aborted = []
-        self.heard_abort = threading.Event()
+        self._changed = threading.Condition()
         self.was_shut_down = False
         self.threads = set()
         self.step_seconds = step_seconds
         self.num_prompt_tokens = self.num_generation_tokens = 0
 
-    def add_request(
-        self, request_id, prompt, sampling_params, *, priority=0, cache_salt=None, arrival_time=None
-    ):
+    def add_request(self, request_id, prompt, sampling_params, *, priority=0, cache_salt=None, arrival_time=None):
         self._note_thread()
         ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
         if request_id == "crash":
@@ -85,14 +86,17 @@ class FakeEngine:
         if len(ids) >= self.config.max_model_len:
             raise InvalidRequestError(
                 f"prompt has {len(ids)} tokens, max_model_len is {self.config.max_model_len}; "
-                "shorten it or raise --max-model-len", param="prompt")
+                "shorten it or raise --max-model-len",
+                param="prompt",
+            )
         if any(not 0 <= token_id < VOCAB_SIZE for token_id in ids):
-            raise InvalidRequestError(f"prompt holds an id outside 0..{VOCAB_SIZE - 1}; remove it", param="prompt")
+            raise InvalidRequestError(f"prompt is {ids}; ids are 0..{VOCAB_SIZE - 1}", param="prompt")
         sampling_params.validate_for(vocab_size=VOCAB_SIZE, max_logprobs=self.config.max_logprobs)
         metrics = RequestMetrics(arrival_time=time.monotonic() if arrival_time is None else arrival_time)
         text = prompt if isinstance(prompt, str) else None
         self.requests[request_id] = FakeRequest(request_id, text, ids, sampling_params, metrics)
         self.added.append((request_id, ids, sampling_params, priority, cache_salt))
+        self._notify()
 
     def step(self):
         self._note_thread()
@@ -112,7 +116,7 @@ class FakeEngine:
             if request_id in self.requests:
                 self.requests[request_id].finish_reason = "abort"
                 self.aborted.append(request_id)
-                self.heard_abort.set()
+        self._notify()
 
     def has_unfinished_requests(self):
         self._note_thread()
@@ -132,6 +136,19 @@ class FakeEngine:
 
     def shutdown(self):
         self.was_shut_down = True
+
+    async def until(self, condition):
+        """Wait until what the engine has heard (`added`, `aborted`) fulfils `condition`."""
+
+        def wait():
+            with self._changed:
+                return self._changed.wait_for(condition, timeout=10)
+
+        assert await asyncio.to_thread(wait), "the engine never heard it"
+
+    def _notify(self):
+        with self._changed:
+            self._changed.notify_all()
 
     def _note_thread(self):
         self.threads.add(threading.current_thread().name)
@@ -169,13 +186,12 @@ class FakeEngine:
         request.generated.append(token_id)
         self.num_generation_tokens += request.params.n
         params = request.params
+        room = self.config.max_model_len - len(request.prompt_token_ids)
         if token_id in params.stop_token_ids:
             request.finish_reason = "stop"
         elif token_id == ord("!") and request.params.seed == 666:
             request.finish_reason = "error"
-        elif len(request.generated) == params.max_tokens:
-            request.finish_reason = "length"
-        elif len(request.prompt_token_ids) + len(request.generated) >= self.config.max_model_len:
+        elif len(request.generated) == min(params.max_tokens or 10**9, room):
             request.finish_reason = "length"
 
     def _completion(self, request, index, first):

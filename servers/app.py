@@ -1,0 +1,49 @@
+"""The web application: which path goes to which handler, and what they share."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from aiohttp import web
+
+from pagedjax import AsyncEngine
+from servers import chat, completions, health, models
+from servers.config import ServerConfig
+from servers.errors import errors_as_json
+from servers.metrics import ServerMetrics
+from servers.state import STATE, ServerState
+from servers.stats_log import log_stats
+
+ROUTES = (
+    web.get("/v1/models", models.list_models),
+    web.get("/v1/models/{model:.+}", models.get_model),
+    web.post("/v1/completions", completions.completions),
+    web.post("/v1/chat/completions", chat.chat_completions),
+    web.get("/health", health.health),
+    web.get("/ping", health.health),
+    web.post("/ping", health.health),
+    web.get("/version", health.version),
+    web.get("/metrics", health.metrics),
+)
+
+
+def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
+    """Return the application that serves `engine`, which the caller owns and shuts down.
+
+    Run it with handler_cancellation=True (an argument of web.AppRunner and web.run_app), so that a client that leaves
+    aborts its requests.
+    """
+    app = web.Application(middlewares=[errors_as_json], client_max_size=config.max_request_bytes)
+    app[STATE] = ServerState(engine, ServerMetrics(engine), config)
+    app.add_routes(ROUTES)
+    if not engine.config.disable_log_stats:
+        app.cleanup_ctx.append(_log_stats)
+    return app
+
+
+async def _log_stats(app: web.Application) -> AsyncIterator[None]:
+    task = asyncio.create_task(log_stats(app[STATE].engine.stats))
+    yield
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,64 @@
+"""Read a request body as a JSON object, or refuse it. Knows nothing of what the fields mean."""
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+from pagedjax.errors import InvalidRequestError
+
+MAX_DEPTH = 64  # of arrays and objects in each other
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """Return the body of `request`.
+
+    Raises:
+      InvalidRequestError: it is no JSON object.
+      web.HTTPRequestEntityTooLarge: it is longer than the server takes.
+    """
+    if request.content_type != "application/json":
+        raise InvalidRequestError(
+            f"the content type is {request.content_type!r:.80}; send a JSON object with Content-Type: application/json"
+        )
+    try:
+        body = await request.read()
+    except web.RequestPayloadError:
+        raise InvalidRequestError("the body is not what its Content-Encoding says; send plain JSON") from None
+    return parse_json(body)
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Parse a body. NaN and infinity pass here: each field's own check names the field that holds them."""
+    if not body.strip():
+        raise InvalidRequestError("the body is empty; send a JSON object")
+    try:
+        value = json.loads(body.decode("utf-8"))
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # half a surrogate pair is no text
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the body is not UTF-8 at byte {error.start}; send UTF-8") from None
+    except UnicodeEncodeError:
+        raise InvalidRequestError("the body holds half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
+    except RecursionError:
+        raise InvalidRequestError(f"the body is nested deeper than {MAX_DEPTH} levels; flatten it") from None
+    except ValueError as error:  # malformed, or an integer of thousands of digits
+        raise InvalidRequestError(f"the body is not JSON: {error!s:.120}; send a JSON object") from None
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+        raise InvalidRequestError(f"the body is nested deeper than {MAX_DEPTH} levels; flatten it")
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"the body is a JSON {_JSON_NAMES[type(value)]}; send an object")
+    return value
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(limit):
+        children = (child for one in level for child in (one.values() if isinstance(one, dict) else one))
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+_JSON_NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}

@@ -1,0 +1,131 @@
+"""Checks of single JSON values: each returns the value as the engine wants it, or refuses it by name.
+
+Ranges that SamplingParams checks are left to it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from pagedjax.errors import InvalidRequestError
+
+type Check = Callable[[str, Any], Any]
+
+
+def boolean(name: str, value: Any) -> bool:
+    """Accept true and false, and nothing that resembles them."""
+    return value if isinstance(value, bool) else _refuse(name, value, "true or false")
+
+
+def integer(name: str, value: Any) -> int:
+    """Accept a whole number."""
+    return value if _is_integer(value) else _refuse(name, value, "an integer")
+
+
+def positive_integer(name: str, value: Any) -> int:
+    """Accept a whole number of 1 or more."""
+    return value if _is_integer(value) and value >= 1 else _refuse(name, value, "an integer, at least 1")
+
+
+def number(name: str, value: Any) -> float:
+    """Accept a finite number."""
+    return _finite(value) if _is_finite(value) else _refuse(name, value, "a finite number")
+
+
+def text(name: str, value: Any) -> str:
+    """Accept a string."""
+    return value if isinstance(value, str) else _refuse(name, value, "a string")
+
+
+def nonempty_text(name: str, value: Any) -> str:
+    """Accept a string with at least one character."""
+    return value if isinstance(value, str) and value else _refuse(name, value, "a string that is not empty")
+
+
+def texts(name: str, value: Any) -> list[str]:
+    """Accept a list of strings."""
+    is_texts = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    return value if is_texts else _refuse(name, value, "a list of strings")
+
+
+def text_or_texts(name: str, value: Any) -> list[str]:
+    """Accept a string or a list of strings; return a list."""
+    return [value] if isinstance(value, str) else texts(name, value)
+
+
+def token_ids(name: str, value: Any) -> list[int]:
+    """Accept a list of whole numbers."""
+    return value if is_token_ids(value) else _refuse(name, value, "a list of token ids")
+
+
+def is_token_ids(value: Any) -> bool:
+    """Whether `value` is a list of whole numbers."""
+    return isinstance(value, list) and all(map(_is_integer, value))
+
+
+def json_object(name: str, value: Any) -> dict[str, Any]:
+    """Accept a JSON object."""
+    return value if isinstance(value, dict) else _refuse(name, value, "an object")
+
+
+def biases(name: str, value: Any) -> dict[int, float]:
+    """Accept an object from token ids, as decimal strings, to numbers."""
+    json_object(name, value)
+    result = {}
+    for key, bias in value.items():
+        is_id = key.isascii() and key.isdigit() and len(key) < 20
+        if not is_id or not _is_finite(bias):
+            _refuse(f"{name}[{key!r:.40}]", bias, "a finite number under a token id such as '42'", param=name)
+        result[int(key)] = _finite(bias)
+    return result
+
+
+def only(*accepted: Any) -> Check:
+    """Accept just these values: of a known field whose others are not built here."""
+
+    def check(name: str, value: Any) -> Any:
+        if not any(type(value) is type(one) and value == one for one in accepted):
+            raise InvalidRequestError(
+                f"{name} is {_shown(value)}; this is not supported here, leave it out", param=name
+            )
+        return value
+
+    return check
+
+
+def anything(name: str, value: Any) -> Any:
+    """Accept anything: of a field that the endpoint checks as a whole."""
+    return value
+
+
+def ignored(name: str, value: Any) -> None:
+    """Accept anything: of a field that by its definition has no effect on the answer."""
+
+
+def _refuse(name: str, value: Any, wanted: str, *, param: str | None = None) -> NoReturn:
+    raise InvalidRequestError(f"{name} is {_shown(value)}; it must be {wanted}", param=param or name)
+
+
+def _shown(value: Any) -> str:
+    """Quote a value, briefly: what came in may be huge."""
+    if isinstance(value, dict | list):
+        return f"a JSON {'object' if isinstance(value, dict) else 'array'} of {len(value)} entries"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**20:
+        return "a huge integer"
+    return f"{value if not isinstance(value, str) else value[:100]!r:.80}"
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    is_number = isinstance(value, float) or _is_integer(value)
+    return is_number and math.isfinite(_finite(value))
+
+
+def _finite(value: float | int) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond every float
+        return math.inf

@@ -1,0 +1,131 @@
+"""POST /v1/completions."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from pagedjax import AsyncEngine, CompletionOutput, Logprob, RequestOutput, SamplingParams
+from pagedjax.async_engine import RequestStream
+from servers.body import read_json
+from servers.generation import interleave, last_output, new_request_id, submit
+from servers.logprobs import completion_logprobs, prompt_logprobs
+from servers.prompts import Prompt, check_prompts, encode_prompt
+from servers.protocol import COMPLETION, parse, parse_stream_options
+from servers.sampling import sampling_params
+from servers.state import STATE, ServerState
+from servers.streaming import json_answer, send_events
+from servers.usage import Usage
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Complete one or more prompts, as one JSON object or as a stream of chunks."""
+    arrival_time = time.monotonic()
+    state = request.app[STATE]
+    fields = parse(await read_json(request), COMPLETION)
+    state.check_model(fields["model"])
+    usage_options = parse_stream_options(fields)
+    params = _params(state.engine, fields)
+    prompts = await _prompts(state.engine, fields)
+    answer = _Answer(state, fields, prompts, params.n)
+    started = submit(state.engine, state.metrics, answer.id, prompts, params, fields=fields, arrival_time=arrival_time)
+    async with started as streams:
+        if fields["stream"]:
+            return await send_events(request, _chunks(answer, streams, usage_options))
+        return json_answer(answer.whole(await asyncio.gather(*map(last_output, streams))))
+
+
+def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
+    given = {"max_tokens": fields["max_tokens"], "logprobs": fields["logprobs"]}
+    if fields["echo"] and fields["prompt_logprobs"] is None:
+        given["prompt_logprobs"] = fields["logprobs"]  # the echoed tokens have theirs too
+    defaults = engine.default_sampling_params
+    return sampling_params(fields, defaults, given=given, default_max_tokens=DEFAULT_MAX_TOKENS)
+
+
+async def _prompts(engine: AsyncEngine, fields: Mapping[str, Any]) -> list[Prompt]:
+    special = fields["add_special_tokens"]
+    return [
+        await encode_prompt(engine, one, add_special_tokens=special) if isinstance(one, str) else Prompt(one)
+        for one in check_prompts(fields["prompt"])
+    ]
+
+
+async def _chunks(
+    answer: "_Answer", streams: Sequence[RequestStream], usage_options: tuple[bool, bool]
+) -> AsyncGenerator[dict[str, Any]]:
+    include_usage, continuous_usage = usage_options
+    async for number, output in interleave(streams):
+        for choice in answer.choices(number, output):
+            if choice["text"] or choice["finish_reason"] or choice["logprobs"]:
+                yield answer.body([choice], with_usage=continuous_usage)
+    if include_usage:
+        yield answer.body([], with_usage=True)
+
+
+class _Answer:
+    """Builds the parts of one answer. A choice's index is prompt number * n + completion index."""
+
+    def __init__(self, state: ServerState, fields: Mapping[str, Any], prompts: Sequence[Prompt], n: int):
+        self.id = new_request_id("cmpl")
+        self._created = int(time.time())
+        self._engine, self._model = state.engine, state.model_name
+        self._fields, self._prompts, self._n = fields, prompts, n
+        self._usage = Usage(prompts)
+        self._prompt_entries: dict[int, list[dict[int, Logprob] | None]] = {}  # by prompt number
+        self._num_chars: dict[int, int] = {}  # of the text so far, by choice
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        choices = []
+        for number, output in enumerate(outputs):
+            extra = {}
+            if self._fields["prompt_logprobs"] is not None:
+                extra["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+            choices += [choice | extra for choice in self.choices(number, output)]
+        return self.body(choices, with_usage=True)
+
+    def body(self, choices: list[dict[str, Any]], *, with_usage: bool) -> dict[str, Any]:
+        body = {"id": self.id, "object": "text_completion", "created": self._created, "model": self._model}
+        usage = {"usage": self._usage.as_json()} if with_usage else {}
+        return {**body, "choices": choices, **usage}
+
+    def choices(self, number: int, output: RequestOutput) -> list[dict[str, Any]]:
+        """Return what `output`, of prompt `number`, adds to each of its choices."""
+        self._usage.add(output)
+        if output.prompt_logprobs is not None:
+            self._prompt_entries[number] = output.prompt_logprobs
+        return [self._choice(number, completion) for completion in output.outputs]
+
+    def _choice(self, number: int, completion: CompletionOutput) -> dict[str, Any]:
+        index = number * self._n + completion.index
+        echo = self._prompts[number] if self._fields["echo"] and index not in self._num_chars else None
+        text = completion.text if echo is None else self._text(echo) + completion.text
+        offset = self._num_chars.get(index, 0)
+        self._num_chars[index] = offset + len(text)
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(number, completion, echo, offset),
+            "finish_reason": completion.finish_reason,
+        }
+        return choice | {"stop_reason": completion.stop_reason} if completion.finished else choice
+
+    def _logprobs(
+        self, number: int, completion: CompletionOutput, echo: Prompt | None, offset: int
+    ) -> dict[str, Any] | None:
+        if completion.logprobs is None:
+            return None
+        token_ids, entries = completion.token_ids, completion.logprobs
+        if echo is not None:
+            token_ids, entries = echo.token_ids + token_ids, self._prompt_entries[number] + entries
+        return completion_logprobs(token_ids, entries, offset, self._decode)
+
+    def _text(self, prompt: Prompt) -> str:
+        return self._decode(prompt.token_ids) if prompt.text is None else prompt.text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._engine.decode(token_ids, skip_special_tokens=False)

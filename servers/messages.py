@@ -1,0 +1,44 @@
+"""Check the fields of chat messages. What their values must be is the chat template code's to say."""
+
+import difflib
+from typing import Any
+
+from pagedjax.errors import InvalidRequestError
+
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+_KEYS_THAT_MUST_BE_EMPTY = ("refusal", "function_call", "audio", "annotations", "reasoning")  # of answers sent back
+
+
+def check_messages(value: Any) -> list[dict[str, Any]]:
+    """Return the messages without their empty fields.
+
+    Raises:
+      InvalidRequestError: they are no list of objects, or a field is unknown.
+    """
+    if not isinstance(value, list) or not value:
+        raise _error("messages", "it must be a list of at least one message")
+    return [_check_message(f"messages[{i}]", message) for i, message in enumerate(value)]
+
+
+def _check_message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise _error(where, "it must be an object with role and content")
+    for key, entry in message.items():
+        _check_key(where, key, entry)
+    if not isinstance(message.get("tool_calls") or [], list):
+        raise _error(f"{where}.tool_calls", "it must be a list")
+    return {key: entry for key, entry in message.items() if key == "content" or entry not in (None, [], {})}
+
+
+def _check_key(where: str, key: str, entry: Any) -> None:
+    if key in _KEYS or (key in _KEYS_THAT_MUST_BE_EMPTY and not entry):
+        return
+    if key in _KEYS_THAT_MUST_BE_EMPTY:
+        raise _error(f"{where}.{key}", "it is not supported here; remove it")
+    close = difflib.get_close_matches(key[:64], _KEYS, n=1)
+    advice = f"did you mean {close[0]!r}?" if close else "remove it"
+    raise _error(f"{where}.{key[:64]}", f"there is no such field; {advice}")
+
+
+def _error(where: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where}: {problem}", param="messages")

@@ -1,0 +1,181 @@
+"""The request fields of each endpoint, as tables, and the one function that applies them.
+
+A field is a name, a check and a default; null means absent. An unknown name is an error. The tables are the only
+place that knows which fields exist; what they mean is the endpoints' affair.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagedjax.errors import InvalidRequestError
+from servers import checks
+from servers.checks import Check, only
+
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Field:
+    """One request field; one without a default must be given."""
+
+    name: str
+    check: Check
+    default: Any = _MISSING
+
+
+# Fields that go to SamplingParams under their own names.
+SAMPLING = (
+    Field("n", checks.integer, None),
+    Field("temperature", checks.number, None),
+    Field("top_p", checks.number, None),
+    Field("top_k", checks.integer, None),
+    Field("min_p", checks.number, None),
+    Field("seed", checks.integer, None),
+    Field("presence_penalty", checks.number, None),
+    Field("frequency_penalty", checks.number, None),
+    Field("repetition_penalty", checks.number, None),
+    Field("logit_bias", checks.biases, None),
+    Field("allowed_token_ids", checks.token_ids, None),
+    Field("bad_words", checks.texts, None),
+    Field("min_tokens", checks.integer, None),
+    Field("stop", checks.text_or_texts, None),
+    Field("stop_token_ids", checks.token_ids, None),
+    Field("ignore_eos", checks.boolean, None),
+    Field("include_stop_str_in_output", checks.boolean, None),
+    Field("skip_special_tokens", checks.boolean, None),
+    Field("spaces_between_special_tokens", checks.boolean, None),
+    Field("prompt_logprobs", checks.integer, None),
+)
+
+_SHARED = (
+    Field("model", checks.text, None),
+    Field("max_tokens", checks.positive_integer, None),
+    Field("stream", checks.boolean, False),
+    Field("stream_options", checks.json_object, None),
+    Field("priority", checks.integer, 0),
+    Field("cache_salt", checks.nonempty_text, None),
+    Field("user", checks.ignored, None),
+    Field("metadata", checks.ignored, None),
+    *SAMPLING,
+)
+
+_CHAT_ONLY = (
+    Field("messages", checks.anything),  # servers.messages checks it
+    Field("max_completion_tokens", checks.positive_integer, None),
+    Field("logprobs", checks.boolean, False),
+    Field("top_logprobs", checks.integer, None),
+    Field("add_generation_prompt", checks.boolean, None),
+    Field("continue_final_message", checks.boolean, False),
+    Field("add_special_tokens", checks.boolean, False),
+    Field("chat_template_kwargs", checks.json_object, None),
+    Field("safety_identifier", checks.ignored, None),
+    Field("prompt_cache_key", checks.ignored, None),
+)
+
+_COMPLETION_ONLY = (
+    Field("prompt", checks.anything),  # servers.prompts checks it
+    Field("logprobs", checks.integer, None),
+    Field("echo", checks.boolean, False),
+    Field("add_special_tokens", checks.boolean, True),
+)
+
+# Known to OpenAI's or vLLM's clients but not built: accepted only with a value that changes nothing.
+_UNSUPPORTED = (
+    Field("use_beam_search", only(False), None),
+    Field("length_penalty", only(1, 1.0), None),
+    Field("truncate_prompt_tokens", only(), None),
+    Field("response_format", only({"type": "text"}), None),
+    Field("structured_outputs", only(), None),
+    Field("logits_processors", only(), None),
+    Field("return_token_ids", only(False), None),
+    Field("return_tokens_as_token_ids", only(False), None),
+    Field("logprob_token_ids", only(), None),
+    Field("request_id", only(), None),
+    Field("kv_transfer_params", only(), None),
+    Field("repetition_detection", only(), None),
+    Field("thinking_token_budget", only(), None),
+    Field("stream_interval", only(1), None),
+    Field("vllm_xargs", only(), None),
+)
+
+_UNSUPPORTED_IN_CHAT = (
+    Field("tools", only([]), None),
+    Field("tool_choice", only("none", "auto"), None),
+    Field("parallel_tool_calls", only(True, False), None),
+    Field("functions", only([]), None),
+    Field("function_call", only("none", "auto"), None),
+    Field("modalities", only(["text"]), None),
+    Field("audio", only(), None),
+    Field("prediction", only(), None),
+    Field("reasoning_effort", only(), None),
+    Field("verbosity", only("medium"), None),
+    Field("service_tier", only("auto", "default"), None),
+    Field("store", only(False), None),
+    Field("web_search_options", only(), None),
+    Field("chat_template", only(), None),
+    Field("documents", only([]), None),
+    Field("echo", only(False), None),
+    Field("mm_processor_kwargs", only(), None),
+)
+
+_UNSUPPORTED_IN_COMPLETIONS = (
+    Field("suffix", only(""), None),
+    Field("best_of", only(1), None),
+    Field("prompt_embeds", only(), None),
+)
+
+
+def _table(*groups: tuple[Field, ...]) -> dict[str, Field]:
+    return {field.name: field for group in groups for field in group}
+
+
+CHAT = _table(_SHARED, _CHAT_ONLY, _UNSUPPORTED, _UNSUPPORTED_IN_CHAT)
+COMPLETION = _table(_SHARED, _COMPLETION_ONLY, _UNSUPPORTED, _UNSUPPORTED_IN_COMPLETIONS)
+
+
+def parse(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
+    """Return every field of `table`, checked, with its default where `body` has none.
+
+    Raises:
+      InvalidRequestError: a field is unknown, missing or of the wrong type; `param` names it.
+    """
+    for name in body:
+        if name not in table:
+            raise InvalidRequestError(
+                f"{name[:64]!r} is no field of this endpoint; {_advice(name, table)}", param=name[:64]
+            )
+    return {name: _value(field, body.get(name)) for name, field in table.items()}
+
+
+def parse_stream_options(fields: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return include_usage and continuous_usage_stats."""
+    options = fields["stream_options"]
+    if options is None:
+        return False, False
+    if not fields["stream"]:
+        raise InvalidRequestError(
+            "stream_options needs stream: true; set it or leave the options out", param="stream_options"
+        )
+    known = {"include_usage": False, "continuous_usage_stats": False}
+    for name, value in options.items():
+        if name not in known:
+            advice = _advice(name, known)
+            raise InvalidRequestError(f"{name[:64]!r} is no field of stream_options; {advice}", param="stream_options")
+        if value is not None:
+            known[name] = checks.boolean(f"stream_options.{name}", value)
+    return known["include_usage"], known["include_usage"] and known["continuous_usage_stats"]
+
+
+def _value(field: Field, value: Any) -> Any:
+    if value is not None:
+        return field.check(field.name, value)
+    if field.default is _MISSING:
+        raise InvalidRequestError(f"{field.name} is missing; send it", param=field.name)
+    return field.default
+
+
+def _advice(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name[:64], list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else "remove it"

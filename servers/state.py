@@ -1,0 +1,35 @@
+"""What the handlers of one application share. Created with the application, never changed."""
+
+import time
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from pagedjax import AsyncEngine
+from servers.config import ServerConfig
+from servers.errors import ApiError
+from servers.metrics import ServerMetrics
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The engine behind the application, its metrics and options."""
+
+    engine: AsyncEngine
+    metrics: ServerMetrics
+    config: ServerConfig
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_name(self) -> str:
+        return self.engine.config.model_name
+
+    def check_model(self, name: str | None) -> str:
+        """Return the model's name; a 404 if the request names another."""
+        if name not in (None, self.model_name):
+            message = f"the model {name!r:.100} does not exist; this server has {self.model_name!r}"
+            raise ApiError(404, message, param="model")
+        return self.model_name
+
+
+STATE = web.AppKey("STATE", ServerState)

@@ -1,0 +1,152 @@
+"""Metrics under vLLM's names, and the laws that their counts obey."""
+
+import asyncio
+import random
+
+from prometheus_client.parser import text_string_to_metric_families
+
+LABELS = {"model_name": "fake", "engine": "0"}
+
+
+async def scrape(http):
+    response = await http.get("/metrics")
+    assert response.status == 200
+    assert response.content_type == "text/plain"
+    families = text_string_to_metric_families((await response.read()).decode())
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value for family in families for sample in family.samples
+    }
+
+
+def value(samples, name, **labels):
+    return samples[(name, *sorted({**LABELS, **labels}.items()))]
+
+
+def finished(samples):
+    return {
+        dict(key[1:])["finished_reason"]: count
+        for key, count in samples.items()
+        if key[0] == "vllm:request_success_total"
+    }
+
+
+def watch_for_end(engine, count):
+    """An event that is set when so many requests have ended and been counted."""
+    ended, event = [], asyncio.Event()
+
+    def note(output):
+        if output.finished:
+            ended.append(output.request_id)
+        if len(ended) == count:
+            event.set()
+
+    engine.add_observer(note)  # after the metrics' own
+    return event
+
+
+async def test_names_that_dashboards_read_are_there_before_the_first_request(http):
+    samples = await scrape(http)
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "num_preemptions_total",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "time_to_first_token_seconds_count",
+        "inter_token_latency_seconds_count",
+        "request_time_per_output_token_seconds_count",
+        "e2e_request_latency_seconds_count",
+        "request_queue_time_seconds_count",
+        "request_inference_time_seconds_count",
+        "request_prefill_time_seconds_count",
+        "request_decode_time_seconds_count",
+        "request_prompt_tokens_count",
+        "request_generation_tokens_count",
+        "request_max_num_generation_tokens_count",
+        "request_params_max_tokens_count",
+        "request_params_n_count",
+    ):
+        assert value(samples, f"vllm:{name}") == 0, name
+    assert finished(samples) == {"stop": 0, "length": 0, "abort": 0, "error": 0}
+
+
+async def test_the_cache_configuration_is_in_labels(http):
+    samples = await scrape(http)
+    (info,) = (dict(key[1:]) for key in samples if key[0] == "vllm:cache_config_info")
+    assert (info["block_size"], info["enable_prefix_caching"]) == ("16", "True")
+
+
+async def test_one_request_is_counted_once_everywhere(http):
+    await (await http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5})).read()
+    samples = await scrape(http)
+    assert finished(samples) == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+    assert value(samples, "vllm:prompt_tokens_total") == 3
+    assert value(samples, "vllm:generation_tokens_total") == 5
+    assert value(samples, "vllm:request_prompt_tokens_sum") == 3
+    assert value(samples, "vllm:request_generation_tokens_sum") == 5
+    assert value(samples, "vllm:request_params_max_tokens_sum") == 5
+    assert value(samples, "vllm:request_time_per_output_token_seconds_count") == 1
+    assert value(samples, "vllm:e2e_request_latency_seconds_sum") > 0
+
+
+async def test_parallel_completions_are_one_request(http):
+    body = {"prompt": "abc", "max_tokens": 5, "n": 3, "stream": True}
+    await (await http.post("/v1/completions", json=body)).read()
+    samples = await scrape(http)
+    assert finished(samples)["length"] == 1
+    assert value(samples, "vllm:request_params_n_sum") == 3
+    assert value(samples, "vllm:request_generation_tokens_sum") == 15
+    assert value(samples, "vllm:request_max_num_generation_tokens_sum") == 5
+
+
+async def test_refused_requests_are_not_counted(http):
+    assert (await http.post("/v1/completions", json={"prompt": [260]})).status == 400
+    assert sum(finished(await scrape(http)).values()) == 0
+
+
+async def test_an_aborted_request_without_a_token_has_no_first_token_time(http, engine, fake):
+    last = watch_for_end(engine, 1)
+    fake.gate.clear()
+    response = await http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], "stream": True}
+    )
+    response.close()
+    await last.wait()
+    samples = await scrape(http)
+    assert finished(samples)["abort"] == 1
+    assert value(samples, "vllm:time_to_first_token_seconds_count") == 0
+    assert value(samples, "vllm:request_generation_tokens_sum") == 0
+
+
+async def test_counts_are_conserved_over_a_mixed_load(http, engine, fake):
+    """The finish reasons add up to the requests, and first-token times to the requests that had a token."""
+    last = watch_for_end(engine, 40)
+    draw = random.Random(1)
+    fake.step_seconds = 0.001
+
+    async def ask(i):
+        body = {"prompt": f"prompt {i}", "max_tokens": draw.randint(1, 20), "stream": draw.random() < 0.5}
+        if i % 4 == 0:
+            body["stop_token_ids"] = [ord("m")]
+        if i % 4 == 1:
+            body |= {"max_tokens": 50, "stream": True}
+        response = await http.post("/v1/completions", json=body)
+        if i % 4 == 1:
+            await response.content.readline()  # a token has come
+            response.close()
+        else:
+            await response.read()
+
+    await asyncio.gather(*map(ask, range(40)))
+    await last.wait()
+    samples = await scrape(http)
+    counts = finished(samples)
+    assert counts["abort"] >= 1
+    assert counts["stop"] >= 1
+    assert sum(counts.values()) == len(fake.added) == 40
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
+        assert value(samples, f"vllm:{name}_count") == 40, name
+    assert value(samples, "vllm:request_generation_tokens_sum") == value(samples, "vllm:generation_tokens_total")
