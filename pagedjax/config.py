@@ -5,7 +5,6 @@ the model (context length, budgets) is left None here and resolved once by `reso
 """
 
 import dataclasses
-import json
 import types
 import typing
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ CPU_KV_CACHE_BYTES = 1 << 30  # default pool on a CPU, where there is no device 
 MAX_LOGPROBS = 64  # rows of top log probabilities have this fixed width
 
 # Known to vLLM's users but not built here: the one value that is taken, and what to say about any other.
-_NOT_BUILT: dict[str, tuple[Any, str]] = {
+NOT_BUILT: dict[str, tuple[Any, str]] = {
     "tensor_parallel_size": (1, "is not built yet; leave it at 1"),
     "pipeline_parallel_size": (1, "is not built yet; leave it at 1"),
     "data_parallel_size": (1, "is not built yet; leave it at 1 and run several servers"),
@@ -86,9 +85,7 @@ class EngineConfig:
     tensor_parallel_size: int = option(1, "GPUs that share each layer.", short="-tp")
     pipeline_parallel_size: int = option(1, "Groups of layers on different GPUs.", short="-pp")
     data_parallel_size: int = option(1, "Copies of the model.", short="-dp")
-    speculative_config: dict[str, Any] | None = option(
-        None, "Speculative decoding, as JSON.", short="-sc", parse=json.loads
-    )
+    speculative_config: dict[str, Any] | None = option(None, "Speculative decoding, as JSON.", short="-sc")
     generation_config: str = option(
         "auto", "Where sampling defaults come from: 'auto' the model directory, 'vllm' none, or a directory."
     )
@@ -198,7 +195,7 @@ def _check_agreement(config: EngineConfig) -> None:
 
 
 def _check_built(config: EngineConfig) -> None:
-    for name, (taken, refusal) in _NOT_BUILT.items():
+    for name, (taken, refusal) in NOT_BUILT.items():
         value = getattr(config, name)
         if value != taken:
             raise ConfigError(f"{name}={value!r:.80} {refusal}")

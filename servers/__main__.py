@@ -1,4 +1,4 @@
-"""`python -m servers` is `pagedjax serve`: a launch line of another engine needs only the module's name changed."""
+"""`python -m servers` is `pagedjax serve`: an entry point, above all layers."""
 
 import sys
 

@@ -1,0 +1,168 @@
+"""The command line: `pagedjax serve | generate | chat | convert`, also as `python -m pagedjax`.
+
+Each command's flags are the fields of its config dataclasses. An error made on purpose ends it with one line and
+status 2. JAX must not have started when a command begins, because its share of the GPU's memory is fixed then.
+"""
+
+import dataclasses
+import difflib
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pagedjax.config import EngineConfig, option
+from pagedjax.errors import PagedJaxError
+from pagedjax.flags import parse_flags
+from servers.config import ServerConfig
+
+LOG_FORMAT = "%(levelname)s %(asctime)s %(message)s"
+LOG_DATE_FORMAT = "%m-%d %H:%M:%S"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingFlags:
+    """Sampling of the terminal commands; what is not given is the model's own default."""
+
+    max_tokens: int | None = option(None, "Longest answer in tokens; up to the context length if unset.")
+    temperature: float | None = option(None, "Randomness; 0 is greedy.")
+    top_p: float | None = option(None, "Keep the most likely tokens that reach this probability together.")
+    top_k: int | None = option(None, "Keep this many of the most likely tokens.")
+    min_p: float | None = option(None, "Drop tokens below this share of the most likely one's probability.")
+    repetition_penalty: float | None = option(None, "Above 1 makes tokens that were seen less likely.")
+    stop: tuple[str, ...] | None = option(None, "End when this text appears; may be repeated.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateFlags:
+    """What to complete."""
+
+    prompt: tuple[str, ...] = option((), "Text to complete; may be repeated. Standard input if unset.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFlags:
+    """How a conversation begins."""
+
+    system: str | None = option(None, "System message.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertFlags:
+    """What to convert, and where it goes."""
+
+    model: str = option("demo", "Hugging Face directory or hub name, .gguf file, or 'demo'.", positional=True)
+    output: str = option("", "Directory to make; it must not exist.", positional=True)
+    revision: str | None = option(None, "Branch, tag or commit on the hub.")
+    download_dir: str | None = option(None, "Where hub files are cached; the hub library's default if unset.")
+    dtype: str = option("auto", "Type of the saved weights: auto (the checkpoint's), float32, bfloat16 or float16.")
+
+
+def main(arguments: Sequence[str] | None = None, *, program: str = "pagedjax") -> int:
+    """Run the command that the first argument names, and return its exit status."""
+    name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
+    if name in ("--help", "-h"):
+        print(_overview(program))
+        return 0
+    if name == "--version":
+        print(f"pagedjax {importlib.metadata.version('pagedjax')}")
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"commands are {', '.join(COMMANDS)}"
+        return _fail(program, f"unknown command {name!r}; {hint}")
+    return run_command(name, rest, program=f"{program} {name}")
+
+
+def run_command(name: str, arguments: Sequence[str], *, program: str) -> int:
+    """Run one command on its arguments and return its exit status."""
+    command = COMMANDS[name]
+    try:
+        return command.function(*parse_flags(command.configs, arguments, program=program, summary=command.summary))
+    except PagedJaxError as error:
+        return _fail(program, str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # who read our output left; nothing more is to be written there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def serve(engine: EngineConfig, server: ServerConfig) -> int:
+    """Serve the model over HTTP until a signal comes."""
+    from servers import run_server
+
+    _prepare(engine, logging.INFO)
+    return run_server(engine, server)
+
+
+def generate(engine: EngineConfig, flags: GenerateFlags, sampling: SamplingFlags) -> int:
+    """Complete each prompt and print the texts, one after another."""
+    prompts = list(flags.prompt) or [sys.stdin.read()]
+    with _open_llm(engine) as llm:
+        for output in llm.generate(prompts, sampling_params(llm, sampling), use_tqdm=sys.stderr.isatty()):
+            print(output.outputs[0].text)
+    return 0
+
+
+def chat(engine: EngineConfig, flags: ChatFlags, sampling: SamplingFlags) -> int:
+    """Talk to the model in the terminal."""
+    from pagedjax.terminal_chat import TerminalChat
+
+    with _open_llm(engine) as llm:
+        TerminalChat(llm, sampling_params(llm, sampling), system=flags.system).run()
+    return 0
+
+
+def sampling_params(llm: Any, flags: SamplingFlags) -> Any:
+    """The model's default sampling parameters, changed by the flags that were given."""
+    given = {name: value for name, value in dataclasses.asdict(flags).items() if value is not None}
+    return dataclasses.replace(llm.engine.default_params(), **{"max_tokens": None, **given})
+
+
+def _open_llm(engine: EngineConfig) -> Any:
+    from pagedjax.llm import LLM
+
+    _prepare(engine, logging.WARNING)
+    options = {field.name: getattr(engine, field.name) for field in dataclasses.fields(engine)}
+    return LLM(**options, show_progress=sys.stderr.isatty())
+
+
+def _prepare(engine: EngineConfig, level: int) -> None:
+    """Set up logging, and what must be settled before JAX starts."""
+    from pagedjax.device import reserve_device_memory
+
+    logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE_FORMAT, level=logging.WARNING)
+    for name in ("pagedjax", "servers", "aiohttp.access"):
+        logging.getLogger(name).setLevel(level)
+    reserve_device_memory(engine.gpu_memory_utilization)
+
+
+def _overview(program: str) -> str:
+    lines = [f"  {name:10}{command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [f"usage: {program} COMMAND [flags]", "", *lines, "", f"{program} COMMAND --help lists its flags."]
+    )
+
+
+def _fail(program: str, message: str) -> int:
+    print(f"{program}: error: {message}", file=sys.stderr)
+    return 2
+
+
+class _Command(NamedTuple):
+    function: Callable[..., int]
+    configs: tuple[type, ...]
+    summary: str
+
+
+COMMANDS = {
+    "serve": _Command(serve, (EngineConfig, ServerConfig), "Serve a model over HTTP, with OpenAI's interface."),
+    "generate": _Command(
+        generate, (EngineConfig, GenerateFlags, SamplingFlags), "Complete prompts and print the texts."
+    ),
+    "chat": _Command(chat, (EngineConfig, ChatFlags, SamplingFlags), "Talk to a model in the terminal."),
+}
