@@ -16,7 +16,7 @@ from servers.prompts import Prompt, encode_prompt
 from servers.protocol import CHAT, parse, parse_stream_options
 from servers.sampling import sampling_params
 from servers.state import STATE, ServerState
-from servers.streaming import json_answer, send_events
+from servers.streaming import TextTemplates, json_answer, send_events, to_json
 from servers.usage import Usage
 
 # Arguments of the rendering itself, which a request must not reach through chat_template_kwargs.
@@ -85,18 +85,21 @@ async def _prompt(engine: AsyncEngine, fields: Mapping[str, Any]) -> Prompt:
 
 async def _chunks(
     answer: "_Answer", stream: RequestStream, n: int, usage_options: tuple[bool, bool]
-) -> AsyncGenerator[dict[str, Any]]:
+) -> AsyncGenerator[str]:
     include_usage, continuous_usage = usage_options
+    templates = TextTemplates(lambda index, text: answer.chunk(CompletionOutput(index=index, text=text, token_ids=[])))
     for index in range(n):
         first = CompletionOutput(index=index, text="", token_ids=[])
-        yield answer.chunk([answer.choice(first, "delta", role="assistant")], with_usage=continuous_usage)
+        yield to_json(answer.chunk(first, with_usage=continuous_usage, role="assistant"))
     async for output in stream:
         answer.usage.add(checked(output))
         for completion in output.outputs:
-            if completion.text or completion.finished or completion.logprobs:
-                yield answer.chunk([answer.choice(completion, "delta")], with_usage=continuous_usage)
+            if completion.finished or completion.logprobs or (completion.text and continuous_usage):
+                yield to_json(answer.chunk(completion, with_usage=continuous_usage))
+            elif completion.text:
+                yield templates.fill(completion.index, completion.text)
     if include_usage:
-        yield answer.chunk([], with_usage=True)
+        yield to_json(answer.chunk(None, with_usage=True))
 
 
 class _Answer:
@@ -117,7 +120,8 @@ class _Answer:
             extra["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return self._body("chat.completion", choices) | extra
 
-    def chunk(self, choices: list[dict[str, Any]], *, with_usage: bool) -> dict[str, Any]:
+    def chunk(self, completion: CompletionOutput | None, *, with_usage: bool = False, **role: str) -> dict[str, Any]:
+        choices = [] if completion is None else [self.choice(completion, "delta", **role)]
         body = self._body("chat.completion.chunk", choices)
         return body | {"usage": self.usage.as_json()} if with_usage else body
 

@@ -16,7 +16,7 @@ from servers.prompts import Prompt, check_prompts, encode_prompt
 from servers.protocol import COMPLETION, parse, parse_stream_options
 from servers.sampling import sampling_params
 from servers.state import STATE, ServerState
-from servers.streaming import json_answer, send_events
+from servers.streaming import TextTemplates, json_answer, send_events, to_json
 from servers.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
@@ -57,14 +57,17 @@ async def _prompts(engine: AsyncEngine, fields: Mapping[str, Any]) -> list[Promp
 
 async def _chunks(
     answer: "_Answer", streams: Sequence[RequestStream], usage_options: tuple[bool, bool]
-) -> AsyncGenerator[dict[str, Any]]:
+) -> AsyncGenerator[str]:
     include_usage, continuous_usage = usage_options
+    templates = TextTemplates(lambda index, text: answer.body([answer.plain_choice(index, text)], with_usage=False))
     async for number, output in interleave(streams):
         for choice in answer.choices(number, output):
-            if choice["text"] or choice["finish_reason"] or choice["logprobs"]:
-                yield answer.body([choice], with_usage=continuous_usage)
+            if choice["finish_reason"] or choice["logprobs"] or (choice["text"] and continuous_usage):
+                yield to_json(answer.body([choice], with_usage=continuous_usage))
+            elif choice["text"]:
+                yield templates.fill(choice["index"], choice["text"])
     if include_usage:
-        yield answer.body([], with_usage=True)
+        yield to_json(answer.body([], with_usage=True))
 
 
 class _Answer:
@@ -100,19 +103,20 @@ class _Answer:
             self._prompt_entries[number] = output.prompt_logprobs
         return [self._choice(number, completion) for completion in output.outputs]
 
+    def plain_choice(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
     def _choice(self, number: int, completion: CompletionOutput) -> dict[str, Any]:
         index = number * self._n + completion.index
         echo = self._prompts[number] if self._fields["echo"] and index not in self._num_chars else None
         text = completion.text if echo is None else self._text(echo) + completion.text
         offset = self._num_chars.get(index, 0)
         self._num_chars[index] = offset + len(text)
-        choice = {
-            "index": index,
-            "text": text,
-            "logprobs": self._logprobs(number, completion, echo, offset),
-            "finish_reason": completion.finish_reason,
-        }
-        return choice | {"stop_reason": completion.stop_reason} if completion.finished else choice
+        choice = self.plain_choice(index, text)
+        choice["logprobs"] = self._logprobs(number, completion, echo, offset)
+        if completion.finished:
+            choice |= {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
+        return choice
 
     def _logprobs(
         self, number: int, completion: CompletionOutput, echo: Prompt | None, offset: int

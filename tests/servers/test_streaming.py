@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from servers.streaming import TextTemplates, to_json
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
 ENDLESS = 10**6  # more tokens than max_model_len allows; the tests hold the engine back
@@ -144,3 +146,12 @@ async def test_an_engine_that_dies_fails_waiting_requests(http, fake):
     await fake.until(lambda: len(fake.added) == 2)
     fake.error = RuntimeError("device lost")
     assert (await task).status == 500
+
+
+def test_a_template_gives_what_encoding_the_whole_would():
+    def build(index, text):
+        return {"id": "x", "choices": [{"index": index, "delta": {"content": text}, "finish_reason": None}]}
+
+    templates = TextTemplates(build)
+    for index, text in [(0, "a"), (1, 'quote " and \\ and \n'), (0, "é\u2028\x00😀"), (1, "")]:
+        assert templates.fill(index, text) == to_json(build(index, text))

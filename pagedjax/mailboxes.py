@@ -1,0 +1,163 @@
+"""Bring what happens to requests from the engine thread to the event loops of their consumers.
+
+Owns one mailbox an unfinished request. Knows neither the engine nor HTTP.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from pagedjax.errors import EngineDeadError, InvalidRequestError
+from pagedjax.outputs import CompletionOutput, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+ACCEPTED = None
+type Event = RequestOutput | Exception | None  # None: accepted
+
+
+class Mailbox:
+    """What one request has to tell its consumer; used in the consumer's event loop only."""
+
+    def __init__(self, *, is_delta: bool):
+        self.loop = asyncio.get_running_loop()
+        self._is_delta = is_delta
+        self._outputs: list[RequestOutput] = []
+        self._is_accepted = False
+        self._is_over = False  # nothing more will come, or nobody listens
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        """Take in an event and wake the consumer."""
+        if self._is_over:
+            return
+        self._is_accepted = True
+        if isinstance(event, RequestOutput):
+            self._outputs.append(event)
+            self._is_over = event.finished
+        elif event is not ACCEPTED:
+            self._error = event
+            self._is_over = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait_accepted(self) -> None:
+        """Return when the engine has accepted the request; raise what it raised if it refused."""
+        while not (self._is_accepted or self._is_over):
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+
+    async def take(self) -> RequestOutput | None:
+        """Return what has come since the last call, waiting for it; None at the end."""
+        while not (self._outputs or self._is_over):
+            await self._wait()
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            return _join(outputs) if self._is_delta and len(outputs) > 1 else outputs[-1]
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def close(self) -> bool:
+        """Stop listening; return whether the request was still running."""
+        was_running = not self._is_over
+        self._is_over = True
+        return was_running
+
+    async def _wait(self) -> None:
+        self._waiter = self.loop.create_future()
+        await self._waiter
+
+
+class Mailboxes:
+    """The mailboxes of all unfinished requests, and whether the engine still answers."""
+
+    def __init__(self) -> None:
+        self.observers: list[Callable[[RequestOutput], None]] = []
+        self.dead_reason: str | None = None
+        self._by_id: dict[str, Mailbox] = {}
+        self._lock = threading.Lock()  # a request must not slip in while the engine thread says goodbye
+
+    def open(self, request_id: str, *, is_delta: bool) -> Mailbox:
+        """Make the mailbox of a new request, in the event loop that will read it.
+
+        Raises:
+          EngineDeadError: the engine has stopped.
+          InvalidRequestError: the id is in use.
+        """
+        mailbox = Mailbox(is_delta=is_delta)
+        with self._lock:
+            if self.dead_reason is not None:
+                raise EngineDeadError(self.dead_reason)
+            if request_id in self._by_id:
+                raise InvalidRequestError(
+                    f"request_id {request_id!r:.80} belongs to a request that is still running; choose another"
+                )
+            self._by_id[request_id] = mailbox
+        return mailbox
+
+    def deliver(self, events: Iterable[tuple[str, Event]]) -> list[str]:
+        """Hand events over with one call for each event loop; return the requests whose loop has closed."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, Event]]] = defaultdict(list)
+        orphans = []
+        for request_id, event in events:
+            mailbox = self._by_id.get(request_id)
+            if mailbox is None:
+                continue  # its loop has closed
+            if isinstance(event, Exception) or (isinstance(event, RequestOutput) and event.finished):
+                del self._by_id[request_id]
+            if mailbox.loop.is_closed():
+                self._by_id.pop(request_id, None)
+                orphans.append(request_id)
+            else:
+                by_loop[mailbox.loop].append((mailbox, event))
+        for loop, addressed in by_loop.items():
+            self._call(loop, addressed)
+        return orphans
+
+    def close(self, reason: str) -> None:
+        """Tell every waiting request that the engine has stopped, and refuse new ones."""
+        with self._lock:
+            self.dead_reason = reason
+            waiting = list(self._by_id)
+        self.deliver([(request_id, EngineDeadError(reason)) for request_id in waiting])
+
+    def _call(self, loop: asyncio.AbstractEventLoop, addressed: list[tuple[Mailbox, Event]]) -> None:
+        try:
+            loop.call_soon_threadsafe(self._dispatch, addressed)
+        except RuntimeError:  # it closed this moment; the next delivery finds it closed and aborts
+            logger.warning("an event loop closed with %d outputs on their way to it", len(addressed))
+
+    def _dispatch(self, addressed: list[tuple[Mailbox, Event]]) -> None:
+        for mailbox, event in addressed:  # first: an observer that fails must cost no request its output
+            mailbox.put(event)
+        for observer in self.observers:
+            for _, event in addressed:
+                if isinstance(event, RequestOutput):
+                    observer(event)
+
+
+def _join(deltas: list[RequestOutput]) -> RequestOutput:
+    """Join consecutive deltas of one request into one."""
+    completions: dict[int, CompletionOutput] = {}
+    for delta in deltas:
+        for new in delta.outputs:
+            old = completions.get(new.index)
+            completions[new.index] = new if old is None else _join_completion(old, new)
+    prompt_logprobs = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None)
+    return dataclasses.replace(deltas[-1], outputs=list(completions.values()), prompt_logprobs=prompt_logprobs)
+
+
+def _join_completion(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
+    has_logprobs = old.logprobs is not None or new.logprobs is not None
+    return dataclasses.replace(
+        new,
+        text=old.text + new.text,
+        token_ids=old.token_ids + new.token_ids,
+        logprobs=(old.logprobs or []) + (new.logprobs or []) if has_logprobs else None,
+    )
