@@ -308,9 +308,9 @@ class Scheduler:
         num_new_blocks = self._num_blocks(request.num_tokens + 1) - len(cached)
         if num_new_blocks + self.pool.num_idle(cached) > self.pool.num_free - num_promised:
             return None
-        self.prefix_cache.record(request, len(cached))
-        self.pool.retain(cached)  # before anything is allocated, which could evict them
         context_len = len(cached) * self.block_size
+        self.prefix_cache.record(request, context_len)
+        self.pool.retain(cached)  # before anything is allocated, which could evict them
         num_new = min(request.num_tokens - context_len, self.max_query_len, budget)
         request.block_ids = cached + self.pool.allocate(self._num_blocks(context_len + num_new) - len(cached))
         request.num_computed_tokens = request.num_registered_tokens = context_len

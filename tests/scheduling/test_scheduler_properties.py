@@ -1,0 +1,150 @@
+"""Whatever happens in whatever order, every request gets its own tokens, in the end, and every block comes back."""
+
+import math
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagedjax.errors import InvalidRequestError
+from pagedjax.scheduling.request import Request, RequestStatus
+from tests.scheduling.fake_device import Driver, expected_output, make_request
+
+# Prompts that share prefixes of any length: the first tokens of one of two long texts, then a few of their own.
+PROMPTS = st.builds(
+    lambda text, length, tail: [*text[:length], *tail],
+    st.sampled_from([[0] * 40, [1, 2, 3] * 14]),
+    st.integers(0, 24),
+    st.lists(st.integers(0, 2), min_size=1, max_size=4),
+)
+REQUESTS = st.fixed_dictionaries(
+    {
+        "prompt_token_ids": PROMPTS,
+        "max_tokens": st.integers(1, 14),
+        "priority": st.integers(0, 2),
+        "cache_salt": st.sampled_from([None, None, "salt"]),
+        "skip": st.sampled_from([False, False, False, True]),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.sampled_from([(), (), (0,)]),
+        "min_tokens": st.integers(0, 1),
+    }
+)
+POOLS = {
+    "num_blocks": st.integers(3, 60),
+    "block_size": st.sampled_from([1, 2, 4, 8]),
+    "max_num_seqs": st.integers(1, 6),
+    "max_num_batched_tokens": st.integers(1, 40),
+    "max_model_len": st.integers(2, 60),
+    "max_query_len": st.one_of(st.none(), st.integers(1, 9)),
+    "policy": st.sampled_from(["fcfs", "priority"]),
+    "enable_prefix_caching": st.sampled_from([True, True, False]),
+}
+
+
+def is_admissible(scheduler, request):
+    num_tokens = min(request.num_prompt_tokens + request.max_tokens, scheduler.max_model_len)
+    fits = math.ceil(num_tokens / scheduler.block_size) <= scheduler.pool.num_blocks - 1
+    return request.num_prompt_tokens < scheduler.max_model_len and fits
+
+
+def most_iterations(requests, scheduler):
+    """The best running request advances in every other iteration at least, whatever the others suffer."""
+    chunk = min(scheduler.max_query_len, scheduler.max_num_batched_tokens)
+    alone = sum(request.max_num_tokens + math.ceil(request.max_num_tokens / chunk) + 2 for request in requests)
+    return 2 * alone * (len(requests) if scheduler.policy == "priority" else 1) + 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=10),
+    options=st.fixed_dictionaries(POOLS),
+    lookahead=st.integers(0, 2),
+)
+def test_all_admissible_requests_finish_with_their_own_tokens(requests, options, lookahead):
+    driver = Driver(**options)
+    admitted = []
+    for i, arguments in enumerate(requests):
+        request = make_request(str(i), **arguments)
+        if is_admissible(driver.scheduler, request):
+            driver.scheduler.add_request(request)
+            admitted.append(request)
+    driver.run(most_iterations(admitted, driver.scheduler), lookahead)
+    for request in admitted:
+        assert request.output_token_ids == expected_output(request, driver.scheduler.max_model_len)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, stop, fail and are aborted at any moment, with up to two steps in flight."""
+
+    @initialize(options=st.fixed_dictionaries(POOLS))
+    def start(self, options):
+        self.driver = Driver(**options)
+        self.scheduler = self.driver.scheduler
+        self.requests: list[Request] = []
+
+    @rule(arguments=REQUESTS)
+    def add(self, arguments):
+        request = make_request(str(len(self.requests)), **arguments)
+        try:
+            self.scheduler.add_request(request)
+        except InvalidRequestError:
+            assert not is_admissible(self.scheduler, request)
+        else:
+            assert is_admissible(self.scheduler, request)
+            self.requests.append(request)
+
+    @precondition(lambda self: len(self.driver.in_flight) < 2)
+    @rule()
+    def dispatch(self):
+        self.driver.dispatch()
+
+    @precondition(lambda self: self.driver.in_flight)
+    @rule()
+    def read(self):
+        self.driver.read()
+
+    @rule(num_steps=st.integers(1, 5))
+    def step(self, num_steps):
+        for _ in range(num_steps):
+            self.driver.step()
+
+    @precondition(lambda self: self.driver.in_flight)
+    @rule(data=st.data())
+    def fail(self, data):
+        scheduled = self.driver.in_flight[0][0].scheduled
+        self.driver.read(failed=[data.draw(st.sampled_from(scheduled)).request.request_id])
+
+    @precondition(lambda self: self.scheduler.requests)
+    @rule(data=st.data(), status=st.sampled_from([RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_ABORTED]))
+    def end(self, data, status):
+        request_id = data.draw(st.sampled_from(sorted(self.scheduler.requests)))
+        self.scheduler.finish(self.scheduler.requests[request_id], status)
+
+    @precondition(lambda self: self.scheduler.requests)
+    @rule()
+    def reset_prefix_cache(self):
+        assert self.scheduler.reset_prefix_cache() == (self.scheduler.num_running == 0)
+
+    @invariant()
+    def nothing_contradicts(self):
+        self.scheduler.check_integrity()
+
+    @invariant()
+    def everybody_has_the_beginning_of_their_own_output(self):
+        for request in self.requests:
+            expected = expected_output(request, self.scheduler.max_model_len)
+            num_tokens = len(request.output_token_ids)
+            assert request.output_token_ids == expected[:num_tokens]
+            if request.status == RequestStatus.FINISHED_LENGTH:
+                assert num_tokens == len(expected)
+
+    def teardown(self):
+        if hasattr(self, "driver"):
+            self.driver.run(most_iterations(self.requests, self.scheduler))
+            assert all(request.is_finished for request in self.requests)
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
