@@ -1,6 +1,6 @@
 """A model whose next token is known by hand and a tokenizer of bytes, so that engine tests need no weights.
 
-The next token after t_0 .. t_p is (1*t_0 + 2*t_1 + .. + (p+1)*t_p) mod V. The model reads every t_j back from the paged
+The next token after t_0 .. t_p is (7 + 1*t_0 + 2*t_1 + .. + (p+1)*t_p) mod V. The model reads every t_j back from the paged
 KV cache, so that one wrong block, slot or length shows in every later token.
 """
 
@@ -16,7 +16,7 @@ from pagedjax.loading.weights import LoadedModel
 from pagedjax.models.config import ModelConfig, RopeConfig
 from pagedjax.text.tokenizer import Tokenizer
 
-VOCAB_SIZE = 260
+VOCAB_SIZE = 263  # a prime, so that the sums do not run into zero
 EOS = 256
 
 FAKE_CONFIG = ModelConfig(
@@ -38,7 +38,7 @@ FAKE_CONFIG = ModelConfig(
 
 def next_token(token_ids):
     """What the fake model generates after `token_ids`."""
-    return sum((j + 1) * token for j, token in enumerate(token_ids)) % VOCAB_SIZE
+    return (7 + sum((j + 1) * token for j, token in enumerate(token_ids))) % VOCAB_SIZE
 
 
 def continuation(token_ids, count):
@@ -67,7 +67,7 @@ class FakeModel(nnx.Module):
         mine = tokens[jnp.minimum(request, tokens.shape[0] - 1)]  # [T, M*S]
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         weights = jnp.where(places[None, :] <= batch.positions[:, None], places[None, :] + 1, 0)
-        target = (mine * weights).sum(axis=1, dtype=jnp.int32) % VOCAB_SIZE
+        target = (jnp.int32(7) + (mine * weights).sum(axis=1, dtype=jnp.int32)) % jnp.int32(VOCAB_SIZE)
         distance = jnp.abs(jnp.arange(VOCAB_SIZE, dtype=jnp.int32)[None, :] - target[:, None])
         hidden = -jnp.minimum(distance, VOCAB_SIZE - distance).astype(jnp.float32)  # [T, V]
         if self.poison is not None:
@@ -79,13 +79,13 @@ class FakeModel(nnx.Module):
 
 
 def byte_tokenizer():
-    """256 byte tokens, then <eos> and three more."""
+    """256 byte tokens, then <eos> and six more."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*alphabet, "<eos>", "<pad>", "<a>", "<b>"])}
+    vocab = {token: i for i, token in enumerate([*alphabet, "<eos>", *(f"<extra{i}>" for i in range(6))])}
     rust = RustTokenizer(models.BPE(vocab=vocab, merges=[]))
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     rust.decoder = decoders.ByteLevel()
-    hf = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<eos>", pad_token="<pad>")
+    hf = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<eos>", pad_token="<extra0>")
     hf.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     return Tokenizer(hf)
 

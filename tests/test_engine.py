@@ -269,7 +269,7 @@ def test_nothing_compiles_after_ready_whatever_the_parameters_and_lengths(engine
         ([], "prompt", "empty"),
         ("", "prompt", "empty"),
         ([1] * 128, "prompt", "128 tokens, max_model_len is 128"),
-        ([1, 260], "prompt", "260, the vocabulary is 0..259"),
+        ([1, 263], "prompt", "263, the vocabulary is 0..262"),
         ([1, -1], "prompt", "-1"),
         ("x" * 1_000_000, "prompt", "1000000 characters"),
     ],

@@ -59,7 +59,7 @@ def compile_all(tasks: list[Task], *, show_progress: bool) -> tuple[dict[str, ja
 
 
 class CompilationCounter:
-    """Counts backend compilations from construction on, whoever causes them in this process."""
+    """Counts backend compilations in this process, from construction on."""
 
     def __init__(self):
         self.count = 0

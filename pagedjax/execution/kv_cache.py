@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from pagedjax.config import CPU_KV_CACHE_BYTES, EngineConfig
+from pagedjax.device import MEMORY_SHARE_VARIABLES
 from pagedjax.errors import ConfigError
 from pagedjax.models.batch import KVCache
 from pagedjax.models.config import ModelConfig
 
 GIB = 1 << 30
 DEFAULT_MEM_FRACTION = "0.75"  # what JAX reserves when nobody says otherwise
-MARGIN_BYTES = 512 << 20  # left to the runtime on a GPU: context growth, autotuning, small arrays
+MARGIN_BYTES = 1 << 30  # left to the runtime on a GPU: fragments, step results, small arrays
 COARSE_BLOCKS = 64  # num_blocks is a multiple, so that small changes of free memory keep hitting the compile cache
 
 
@@ -41,7 +42,7 @@ class Ledger:
     budget: int  # what the engine may use in all
     weights: int
     request_state: int
-    temporaries: int  # largest over the buckets
+    temporaries: int  # the largest step's and the largest sampler's
     margin: int
     foreign: int  # live arrays that are not ours
     block: int  # bytes of one block
@@ -65,7 +66,7 @@ class Ledger:
             ("memory the engine may use", self.budget),
             ("weights", self.weights),
             ("request state", self.request_state),
-            ("largest temporary of a step", self.temporaries),
+            ("temporaries of the largest step and sampler", self.temporaries),
             ("margin", self.margin),
             ("other arrays in this process", self.foreign),
             (f"KV cache, {self.num_blocks} blocks of {self.block} bytes", self.num_blocks * self.block),
@@ -109,11 +110,11 @@ def plan(
 
 
 def estimate_temporaries(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
-    """A guess, checked after compilation, of the largest temporary: activations of one chunk, or the full sampler's logits."""
+    """A guess, checked after compilation, of the temporaries: activations of one chunk and the full sampler's logits."""
     tokens = config.max_num_batched_tokens or 0
     activations = tokens * (3 * model.intermediate_size + 6 * model.hidden_size) * jnp.dtype(dtype).itemsize
-    logits = 6 * config.max_num_seqs * model.vocab_size * 4
-    return max(activations, logits)
+    logits = 16 * config.max_num_seqs * model.vocab_size * 4
+    return activations + logits
 
 
 def _coarse(num_blocks: int) -> int:
@@ -130,7 +131,8 @@ def _budget(config: EngineConfig, device: jax.Device, ours: int) -> tuple[int, i
     if not stats:
         return 0, 0, 0
     limit = stats["bytes_limit"]
-    total = limit / float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", DEFAULT_MEM_FRACTION))
+    reserved = [os.environ[name] for name in MEMORY_SHARE_VARIABLES if name in os.environ]
+    total = limit / float([*reserved, DEFAULT_MEM_FRACTION][0])
     foreign = max(0, stats["bytes_in_use"] - ours)
     return min(limit, int(total * config.gpu_memory_utilization)), foreign, MARGIN_BYTES
 

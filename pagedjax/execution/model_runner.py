@@ -33,7 +33,8 @@ from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 
-PLAIN_VARIANTS = ("greedy", "random")
+PLAIN_VARIANTS = ("greedy", "random")  # need no wide rows
+WIDE_VARIANTS = ("top_k", "full", "full logprobs")
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class ModelRunner:
         assert config.max_model_len is not None and config.max_num_batched_tokens is not None, "resolve first"
         enable_cache(config.compilation_cache_dir)
         self.times = HostTimes()
-        self.compilations = CompilationCounter()
+        self._compilations = CompilationCounter()
         self._config = config
         self._vocab_size = loaded.config.vocab_size
         self._dtype = resolve_dtype(config.dtype, loaded.config)
@@ -109,12 +110,7 @@ class ModelRunner:
         self._dirty_rows: set[int] = set()  # wide rows that are not neutral
         self._neutral = neutral_sampler_row(self._vocab_size)
         self._build(loaded, show_progress)
-        self.num_compilations_at_ready = self.compilations.count
-
-    @property
-    def num_compilations_after_ready(self) -> int:
-        """Zero, or a bug."""
-        return self.compilations.count - self.num_compilations_at_ready
+        self.num_compilations_after_ready = 0  # anything else is a bug
 
     @property
     def num_blocks(self) -> int:
@@ -126,7 +122,7 @@ class ModelRunner:
 
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
         """Start one step; the arrays in what it returns are not ready yet."""
-        began = time.perf_counter()
+        began, num_compilations = time.perf_counter(), self._compilations.count
         self._admit([item for item in output.scheduled if item.is_new_row])
         batch = sorted(output.scheduled, key=lambda item: not item.samples)  # stable: sampling rows first
         sampling = [item for item in batch if item.samples]
@@ -141,6 +137,7 @@ class ModelRunner:
             if array is not None:
                 array.copy_to_host_async()
         self.times.num_steps += 1
+        self.num_compilations_after_ready += self._compilations.count - num_compilations
         return InFlightStep(output, sampling, result, logprobs, scores)
 
     def read(self, step: InFlightStep) -> StepResult:
@@ -201,7 +198,7 @@ class ModelRunner:
         rows = np.full(bucket, self._config.max_num_seqs, np.int32)
         rows[: len(sampling)] = [item.row for item in sampling]
         name = "full logprobs" if with_logprobs else variant
-        wide = self._wide if name.startswith("full") else None
+        wide = self._wide if name in WIDE_VARIANTS else None
         run = self._executables[f"sample {bucket} {name}"]
         self._rows, wide, result, logprobs = run(self._leaves, self._rows, wide, last_hidden, rows)
         if wide is not None:
@@ -271,7 +268,7 @@ class ModelRunner:
             self._leaves = functions.leaves
             tasks = self._tasks(functions, loaded, num_blocks)
             self._executables, self.compile_seconds = compile_all(tasks, show_progress=show_progress)
-            ledger = plan(max(_temp_bytes(executable) for executable in self._executables.values()))
+            ledger = plan(_temporaries(tasks, self._executables))
             if ledger.num_blocks >= num_blocks:
                 break
             num_blocks = ledger.num_blocks  # the estimate was too low: these executables leave no room for the pool
@@ -307,10 +304,10 @@ class ModelRunner:
                 tasks.append(Task(f"decode {bucket} {variant}", run, arguments, True))
         last_hidden = jax.ShapeDtypeStruct((max_rows, hidden), self._dtype)
         for bucket in self.buckets.sample:
-            for name in (*PLAIN_VARIANTS, "full", "full logprobs"):
-                variant, is_full = name.split()[0], name.startswith("full")
-                run = jit_with(functions.sample, donate=(1, 2), variant=variant, with_logprobs=name == "full logprobs")
-                arguments = (leaves, rows, wide if is_full else None, last_hidden, _ints(bucket))
+            for name in (*PLAIN_VARIANTS, *WIDE_VARIANTS):
+                variant, _, suffix = name.partition(" ")
+                run = jit_with(functions.sample, donate=(1, 2), variant=variant, with_logprobs=suffix == "logprobs")
+                arguments = (leaves, rows, wide if name in WIDE_VARIANTS else None, last_hidden, _ints(bucket))
                 tasks.append(Task(f"sample {bucket} {name}", run, arguments))
         for bucket in ROW_WRITER_BUCKETS:
             packed = _ints(bucket, NUM_FIXED + self._max_blocks)
@@ -326,6 +323,14 @@ def _ints(*shape: int) -> jax.ShapeDtypeStruct:
 
 def _num_bytes(arrays: Sequence[Any]) -> int:
     return sum(array.size * array.dtype.itemsize for array in arrays)
+
+
+def _temporaries(tasks: list[Task], executables: dict[str, jax.stages.Compiled]) -> int:
+    """Bytes of temporaries that live at once: a forward step's beside the sampling or scoring that follows it."""
+    largest = {True: 0, False: 0}
+    for task in tasks:
+        largest[task.is_full_model] = max(largest[task.is_full_model], _temp_bytes(executables[task.name]))
+    return sum(largest.values())
 
 
 def _temp_bytes(executable: jax.stages.Compiled) -> int:

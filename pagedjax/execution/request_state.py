@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from pagedjax.execution.sampler import SamplingRows
+from pagedjax.execution.sampling_rows import SamplingRows
 from pagedjax.sampling_params import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,

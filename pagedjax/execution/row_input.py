@@ -7,21 +7,21 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from pagedjax.execution.filters import NUM_CANDIDATES
 from pagedjax.execution.request_state import FLOATS, NUM_FIXED, SamplerState, neutral_sampler_row
+from pagedjax.execution.sampler import Variant
 from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest
 
 
-def sampling_variant(params: Iterable[SamplingParams]) -> str:
-    """The cheapest sampler that serves every request of a batch: greedy, random or full."""
-    variant = "greedy"
-    for one in params:
-        if needs_wide_row(one) or has_filters(one):
-            return "full"
-        if not one.is_greedy:
-            variant = "random"
-    return variant
+def sampling_variant(params: Iterable[SamplingParams]) -> Variant:
+    """The cheapest variant of the sampler that covers every request of a batch."""
+    several = list(params)
+    if not any(needs_wide_row(one) or has_filters(one) for one in several):
+        return "greedy" if all(one.is_greedy for one in several) else "random"
+    is_narrow = all(one.is_greedy or 0 < one.top_k <= NUM_CANDIDATES for one in several)
+    return "top_k" if is_narrow else "full"
 
 
 def has_filters(params: SamplingParams) -> bool:

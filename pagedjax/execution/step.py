@@ -10,7 +10,7 @@ state are donated. Knows nothing of requests or of scheduling.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,9 @@ from pagedjax.execution.buckets import SCORE_ROWS, StepShape
 from pagedjax.execution.logprobs import top_logprobs
 from pagedjax.execution.model_input import FROM_ROW
 from pagedjax.execution.request_state import RowState, SamplerState, gather_sampling_rows
-from pagedjax.execution.sampler import sample
+from pagedjax.execution.sampler import Variant, sample
 from pagedjax.models.batch import AttentionBatch, KVCache
 
-Variant = Literal["greedy", "random", "full"]
 RESULT_COLUMNS = 3  # token id, number of accepted tokens, 1 where the logits were finite
 
 
