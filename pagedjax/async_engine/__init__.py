@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pagedjax.engine_thread import Abort, Add, Engine, EngineThread
+from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread
 from pagedjax.errors import EngineDeadError, InvalidRequestError
-from pagedjax.mailboxes import Mailbox, Mailboxes
+from pagedjax.async_engine.mailboxes import Mailbox, Mailboxes
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
-from pagedjax.mailboxes import ACCEPTED, Event, Mailboxes
+from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import SamplingParams
 
