@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread
-from pagedjax.errors import EngineDeadError, InvalidRequestError
 from pagedjax.async_engine.mailboxes import Mailbox, Mailboxes
+from pagedjax.errors import EngineDeadError, InvalidRequestError
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 

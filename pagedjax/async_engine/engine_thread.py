@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
 from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
-from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import SamplingParams
 
