@@ -144,9 +144,10 @@ class _Reader:
 
 
 def _architecture(hf: HFConfig) -> str:
-    names = hf.get("architectures") or [ARCHITECTURE_OF_MODEL_TYPE.get(hf.get("model_type", ""), hf.get("model_type"))]
+    model_type = str(hf.get("model_type"))
+    names = hf.get("architectures") or [ARCHITECTURE_OF_MODEL_TYPE.get(model_type, model_type)]
     model_class(str(names[0]))  # raises for an unsupported one
-    return names[0]
+    return str(names[0])
 
 
 def _refuse_unsupported(hf: HFConfig) -> None:

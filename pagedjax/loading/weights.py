@@ -8,14 +8,14 @@ shapes before anything is read and reports every mismatch at once. It knows no f
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 from tqdm import tqdm
 
 from pagedjax.errors import CheckpointError
@@ -24,6 +24,7 @@ from pagedjax.models.causal_lm import IGNORED_WEIGHTS, CausalLM
 from pagedjax.models.config import ModelConfig
 
 
+@runtime_checkable
 class WeightSource(Protocol):
     """The tensors of one checkpoint, in Hugging Face names and [out, in] layout, read lazily."""
 
@@ -86,7 +87,7 @@ def load_weights(source: WeightSource, dtype: DTypeLike) -> LoadedModel:
     return LoadedModel(config, nnx.merge(graphdef, nnx.from_flat_state(flat)))
 
 
-def abstract_model(config: ModelConfig, dtype: DTypeLike) -> tuple[nnx.GraphDef, nnx.State]:
+def abstract_model(config: ModelConfig, dtype: DTypeLike) -> tuple[nnx.GraphDef, PyTree]:
     """Return the model's structure and its parameters' shapes, allocating nothing."""
     build = model_class(config.architecture)
     return nnx.split(nnx.eval_shape(lambda: build(config, dtype=dtype, rngs=nnx.Rngs(0))))
@@ -101,7 +102,7 @@ class ParameterPlan:
     is_kernel: bool  # stored [in, out], the checkpoint's tensors being [out, in]
 
 
-def plan_parameters(source: WeightSource, state: nnx.State) -> list[ParameterPlan]:
+def plan_parameters(source: WeightSource, state: PyTree) -> list[ParameterPlan]:
     """Match every parameter with its tensors.
 
     Raises:
@@ -154,7 +155,7 @@ def _shorten(names: list[str], limit: int = 20) -> str:
     return "; ".join(names[:limit]) + rest
 
 
-def _dotted(path: tuple[str | int, ...]) -> str:
+def _dotted(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path))
 
 

@@ -18,7 +18,7 @@ from pagedjax.models.rope import apply_rope
 from pallas_kernels.paged_attention import paged_attention
 
 LayerCache = tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]
-CosSin = tuple[Float[Array, "T H/2"], Float[Array, "T H/2"]]
+CosSin = tuple[Float[Array, "T half"], Float[Array, "T half"]]
 
 
 class Attention(nnx.Module):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from pagedjax.models.attention import Attention, CosSin, LayerCache
 from pagedjax.models.batch import AttentionBatch, KVCache
@@ -150,7 +150,7 @@ class CausalLM(nnx.Module):
 @partial(jax.jit, static_argnames="graphdef")
 def _run_layer(
     graphdef: nnx.GraphDef,
-    state: nnx.State,
+    state: PyTree[Array],
     x: Float[Array, "T D"],
     cos_sin: CosSin,
     batch: AttentionBatch,

@@ -17,7 +17,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Axis letters: D hidden_size, F intermediate_size, L num_layers, N num_heads, K num_kv_heads, H head_dim, V vocab_size."""
+    """D hidden_size, F intermediate_size, L num_layers, N num_heads, K num_kv_heads, H head_dim, V vocab_size."""
 
     architecture: str  # Hugging Face class name, for example LlamaForCausalLM
     vocab_size: int

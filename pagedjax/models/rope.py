@@ -17,11 +17,11 @@ from pagedjax.errors import ConfigError
 from pagedjax.models.config import RopeConfig
 
 Scaling = dict[str, Any]
-Frequencies = Float[np.ndarray, " H/2"]
+Frequencies = Float[np.ndarray, " half"]
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, float]:
-    """Return the inverse frequencies, [H/2] float32, and the factor on cos and sin.
+    """Return the inverse frequencies, one a rotated pair of axes, and the factor on cos and sin.
 
     Raises:
         ConfigError: the scaling type is not one of `SCALING_TYPES`, or lacks a key.
@@ -40,19 +40,19 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, f
 
 def rope_cos_sin(
     positions: Int[Array, " T"], rope: RopeConfig, head_dim: int
-) -> tuple[Float[Array, "T H/2"], Float[Array, "T H/2"]]:
+) -> tuple[Float[Array, "T half"], Float[Array, "T half"]]:
     """Return float32 cos and sin of every position's angles, scaled."""
     frequencies, factor = inverse_frequencies(rope, head_dim)
-    angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(frequencies)[None, :]  # [T, H/2]
+    angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(frequencies)[None, :]  # [T, H / 2]
     scale = jnp.float32(factor)
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
 
 
 def apply_rope(
-    x: Float[Array, "T N H"], cos_sin: tuple[Float[Array, "T H/2"], Float[Array, "T H/2"]]
+    x: Float[Array, "T N H"], cos_sin: tuple[Float[Array, "T half"], Float[Array, "T half"]]
 ) -> Float[Array, "T N H"]:
     """Rotate the first half of each head against the second, in float32, and cast back."""
-    cos, sin = (table[:, None, :] for table in cos_sin)  # [T, 1, H/2]
+    cos, sin = (table[:, None, :] for table in cos_sin)  # [T, 1, H / 2]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)

@@ -1,9 +1,8 @@
 """Runs a model over a paged pool the way the engine's step does: any split of tokens into chunks, any batch.
 
-Blocks are handed out in a scrambled order and batches are padded, so that a test sees addressing mistakes.
+Blocks are handed out in a scrambled order, unused ones hold garbage, and batches are padded with garbage tokens, so
+that a test sees addressing mistakes.
 """
-
-from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -14,64 +13,67 @@ from pagedjax.models.batch import AttentionBatch, KVCache
 from pagedjax.models.causal_lm import CausalLM
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS = 8, 64, 12
+TOKEN_BUCKETS, NUM_ROWS = (4, 48), 4  # two executables a model
 
 
-@dataclass
 class PagedForward:
     """A model, its pool, and the blocks and length of every request that has run so far."""
 
-    model: CausalLM
-    cache: KVCache
-    tables: dict[str, list[int]] = field(default_factory=dict)
-    lengths: dict[str, int] = field(default_factory=dict)
-    free: list[int] = field(default_factory=lambda: np.random.RandomState(7).permutation(NUM_BLOCKS)[:-1].tolist())
-
-    def __post_init__(self) -> None:
-        self.free = [block for block in self.free if block != 0]  # the null block
-        graphdef, state = nnx.split(self.model)
+    def __init__(self, model: CausalLM, dtype: jnp.dtype):
+        self.cache = garbage_cache(model, dtype)
+        self.tables, self.lengths = {}, {}
+        self.free = [block for block in np.random.RandomState(7).permutation(NUM_BLOCKS).tolist() if block != 0]
+        graphdef, state = nnx.split(model)
         self._leaves, treedef = jax.tree.flatten(state)
 
-        def step(leaves: list, token_ids: jax.Array, batch: AttentionBatch, cache: KVCache) -> tuple:
+        def step(leaves, token_ids, batch, cache):
             model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
             hidden, cache = model(token_ids, batch, cache)
             return model.compute_logits(hidden), cache
 
-        self._step = jax.jit(step, donate_argnames="cache")
+        self.step = jax.jit(step, donate_argnames="cache")
 
-    def __call__(self, chunks: dict[str, list[int]], *, pad_tokens_to: int = 0) -> dict[str, np.ndarray]:
+    def __call__(self, chunks: dict[str, list[int]]) -> dict[str, np.ndarray]:
         """Compute the next tokens of some requests in one step; return each one's logits, [its tokens, V]."""
-        token_ids = np.concatenate([np.array(chunk, np.int32) for chunk in chunks.values()])
-        padding = max(pad_tokens_to - len(token_ids), 0)
-        batch, starts = self._batch(chunks, padding)
-        padded_ids = np.pad(token_ids, (0, padding), constant_values=5)
-        logits, self.cache = self._step(self._leaves, jnp.asarray(padded_ids), batch, self.cache)
-        return {name: np.asarray(logits[starts[i] : starts[i + 1]]) for i, name in enumerate(chunks)}
+        token_ids, batch = self.inputs(chunks)
+        logits, self.cache = self.step(self._leaves, token_ids, batch, self.cache)
+        ends = np.cumsum([len(chunk) for chunk in chunks.values()])
+        parts = np.split(np.asarray(logits), ends)
+        return dict(zip(chunks, parts, strict=False))
 
-    def _batch(self, chunks: dict[str, list[int]], padding: int) -> tuple[AttentionBatch, list[int]]:
-        positions, slots, tables, starts, seq_lens = [], [], [], [0], []
+    def lower(self, chunks: dict[str, list[int]]) -> jax.stages.Lowered:
+        """Lower the step that would compute `chunks`."""
+        return self.step.lower(self._leaves, *self.inputs(chunks), self.cache)
+
+    def inputs(self, chunks: dict[str, list[int]]) -> tuple[jax.Array, AttentionBatch]:
+        """Give the chunks their blocks; return padded token ids and the batch."""
+        token_ids, positions, slots, tables, seq_lens = [], [], [], [], []
         for name, chunk in chunks.items():
             begin, end = self.lengths.get(name, 0), self.lengths.get(name, 0) + len(chunk)
             table = self.tables.setdefault(name, [])
             while len(table) * BLOCK_SIZE < end:
                 table.append(self.free.pop())
+            token_ids += chunk
             positions += range(begin, end)
             slots += [table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(begin, end)]
             tables.append(table + [0] * (MAX_BLOCKS - len(table)))
-            starts.append(starts[-1] + len(chunk))
             seq_lens.append(end)
             self.lengths[name] = end
+        num_tokens = min(bucket for bucket in TOKEN_BUCKETS if bucket >= len(token_ids))
+        pads, pad_rows = num_tokens - len(token_ids), NUM_ROWS - len(chunks)
+        starts = np.cumsum([0] + [len(chunk) for chunk in chunks.values()] + [0] * pad_rows)
         batch = AttentionBatch(
-            positions=jnp.asarray(positions + [0] * padding, jnp.int32),
-            slot_mapping=jnp.asarray(slots + [NUM_BLOCKS * BLOCK_SIZE] * padding, jnp.int32),
-            block_tables=jnp.asarray([*tables, [0] * MAX_BLOCKS], jnp.int32),  # the last row is a padding request
-            query_start_loc=jnp.asarray([*starts, starts[-1]], jnp.int32),
-            seq_lens=jnp.asarray([*seq_lens, 0], jnp.int32),
+            positions=jnp.asarray(positions + [3] * pads, jnp.int32),
+            slot_mapping=jnp.asarray(slots + [NUM_BLOCKS * BLOCK_SIZE] * pads, jnp.int32),
+            block_tables=jnp.asarray(tables + [[0] * MAX_BLOCKS] * pad_rows, jnp.int32),
+            query_start_loc=jnp.asarray(starts, jnp.int32),
+            seq_lens=jnp.asarray(seq_lens + [0] * pad_rows, jnp.int32),
         )
-        return batch, starts
+        return jnp.asarray(token_ids + [7] * pads, jnp.int32), batch
 
 
-def empty_cache(model: CausalLM, dtype: jnp.dtype) -> KVCache:
-    """Allocate a pool full of garbage, which a correct forward never reads."""
+def garbage_cache(model: CausalLM, dtype: jnp.dtype) -> KVCache:
+    """Allocate a pool of large values, which a correct forward never lets through."""
     config = model.config
     shape = (NUM_BLOCKS, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     return [(jnp.full(shape, 1e3, dtype), jnp.full(shape, 1e3, dtype)) for _ in range(config.num_layers)]

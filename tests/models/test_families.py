@@ -1,0 +1,71 @@
+"""Every model family against golden logits and greedy tokens of transformers (tests/oracles/make_tiny_models.py)."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pagedjax.loading.arrays import model_from_params
+from pagedjax.loading.hf_config import model_config_from_hf
+from tests.models.paged_forward import PagedForward
+from tests.oracles import tiny_models
+
+ORACLES = Path(__file__).parents[1] / "oracles"
+CASES = list(tiny_models.CASES)
+RELATIVE_ERROR = 2e-4  # of the largest logit; float32 in another order of summation gives about 4e-6
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return dict(np.load(ORACLES / "golden" / "tiny_models.npz"))
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return request.param
+
+
+@pytest.fixture
+def forward(case):
+    config = model_config_from_hf(tiny_models.CASES[case])
+    return PagedForward(model_from_params(tiny_models.weights(case), config, dtype=jnp.float32).model, jnp.float32)
+
+
+def check_logits(logits: np.ndarray, prompt: list[int], expected: np.ndarray) -> None:
+    positions = [position for position in tiny_models.LOGIT_POSITIONS if position < len(prompt)]
+    np.testing.assert_allclose(logits[positions], expected, rtol=0, atol=RELATIVE_ERROR * np.abs(expected).max())
+
+
+def test_logits_and_greedy_tokens_of_a_batch_equal_transformers(case, forward, golden):
+    prompts = {str(len(prompt)): prompt for prompt in tiny_models.prompts(case)}
+    logits = forward(prompts)
+    for name, prompt in prompts.items():
+        check_logits(logits[name], prompt, golden[f"{case}/{name}/logits"])
+    greedy = {name: [int(rows[-1].argmax())] for name, rows in logits.items()}
+    for _ in range(tiny_models.NUM_GREEDY_TOKENS - 1):
+        for name, rows in forward({name: ids[-1:] for name, ids in greedy.items()}).items():
+            greedy[name].append(int(rows[-1].argmax()))
+    assert greedy == {name: golden[f"{case}/{name}/greedy"].tolist() for name in prompts}
+
+
+@pytest.mark.parametrize("chunk_size", [1, 13])
+def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(case, forward, golden, chunk_size):
+    prompt = tiny_models.prompts(case)[-1]
+    chunks = [prompt[i : i + chunk_size] for i in range(0, len(prompt), chunk_size)]
+    logits = np.concatenate([forward({"request": chunk})["request"] for chunk in chunks])
+    check_logits(logits, prompt, golden[f"{case}/{len(prompt)}/logits"])
+
+
+@pytest.mark.oracle
+def test_golden_files_are_what_transformers_computes_today(tmp_path, golden):
+    """Needs PAGEDJAX_ORACLE_PYTHON, an interpreter with torch and transformers."""
+    remade = tmp_path / "tiny_models.npz"
+    python = os.environ["PAGEDJAX_ORACLE_PYTHON"]
+    subprocess.run([python, ORACLES / "make_tiny_models.py", remade], check=True, timeout=600)
+    arrays = dict(np.load(remade))
+    assert arrays.keys() == golden.keys()
+    for name, array in arrays.items():
+        np.testing.assert_allclose(array, golden[name], rtol=1e-4, atol=1e-5, err_msg=name)
