@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagedjax.config import EngineConfig, option
-from pagedjax.errors import PagedJaxError
+from pagedjax.errors import ConfigError, PagedJaxError
 from pagedjax.flags import parse_flags
 from servers.config import ServerConfig
 
@@ -58,7 +59,7 @@ class ConvertFlags:
     output: str = option("", "Directory to make; it must not exist.", positional=True)
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     download_dir: str | None = option(None, "Where hub files are cached; the hub library's default if unset.")
-    dtype: str = option("auto", "Type of the saved weights: auto (the checkpoint's), float32, bfloat16 or float16.")
+    dtype: str = option("auto", "Type of the saved weights: auto (keeps every bit), float32, bfloat16 or float16.")
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "pagedjax") -> int:
@@ -117,6 +118,18 @@ def chat(engine: EngineConfig, flags: ChatFlags, sampling: SamplingFlags) -> int
     return 0
 
 
+def convert(flags: ConvertFlags) -> int:
+    """Save a model and its tokenizer as an Orbax directory, which loads without the original."""
+    from pagedjax.loading import orbax
+
+    if not flags.output:
+        raise ConfigError("the directory to make is missing; give it after the model, or as --output DIR")
+    options = {name: value for name, value in dataclasses.asdict(flags).items() if name != "output"}
+    orbax.convert(EngineConfig(**options), Path(flags.output))
+    print(f"saved {flags.model} as {flags.output}; run it with: pagedjax serve {flags.output}")
+    return 0
+
+
 def sampling_params(llm: Any, flags: SamplingFlags) -> Any:
     """The model's default sampling parameters, changed by the flags that were given."""
     given = {name: value for name, value in dataclasses.asdict(flags).items() if value is not None}
@@ -165,4 +178,5 @@ COMMANDS = {
         generate, (EngineConfig, GenerateFlags, SamplingFlags), "Complete prompts and print the texts."
     ),
     "chat": _Command(chat, (EngineConfig, ChatFlags, SamplingFlags), "Talk to a model in the terminal."),
+    "convert": _Command(convert, (ConvertFlags,), "Save a model as an Orbax directory."),
 }

@@ -153,6 +153,20 @@ def test_an_interrupt_ends_a_command_quietly(made, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_convert_saves_the_model_where_it_is_told(monkeypatch, capsys, tmp_path):
+    seen = []
+    monkeypatch.setattr("pagedjax.loading.orbax.convert", lambda config, out: seen.append((config, out)))
+    out = tmp_path / "out"
+    assert cli.main(["convert", "M", str(out), "--dtype", "bfloat16"]) == 0
+    assert seen == [(EngineConfig(model="M", dtype="bfloat16"), out)]
+    assert capsys.readouterr().out == f"saved M as {out}; run it with: pagedjax serve {out}\n"
+
+
+def test_convert_needs_to_be_told_where(capsys):
+    assert cli.main(["convert", "M"]) == 2
+    assert "the directory to make is missing; give it after the model" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("module", ["pagedjax", "servers"])
 def test_the_modules_run_as_programs(module):
     line = [
