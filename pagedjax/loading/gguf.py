@@ -46,6 +46,7 @@ GEMMA3_LAYER_NAMES = LAYER_NAMES | {
 
 NOT_WEIGHTS = ("rope_freqs.weight",)  # read by gguf_config
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
+ROWS_AT_A_TIME = 1024
 
 
 class GGUFSource:
@@ -86,10 +87,10 @@ class GGUFSource:
         raw = self._raw(entry)
         if self._architecture == "llama" and any(part in name for part in PERMUTED):
             raw = _unpermute(raw.reshape(entry.shape[0], -1), self._num_heads(name))
-        values = self._dequantise(entry, raw).reshape(entry.shape)
+        values = self._dequantise(entry, raw)
         if self._architecture == "gemma3" and name.endswith("norm.weight"):
-            return values - np.float32(1)
-        return values.copy() if entry.type_id == self._gguf.GGMLQuantizationType.F32 else values  # no view of the file
+            values -= np.float32(1)
+        return values
 
     def close(self) -> None:
         """Release the file; arrays already loaded stay valid."""
@@ -124,12 +125,18 @@ class GGUFSource:
         return self._file.tensor_bytes(entry, num_rows * row_bytes).reshape(num_rows, row_bytes)
 
     def _dequantise(self, entry: TensorEntry, raw: np.ndarray) -> np.ndarray:
+        """Return float32 values of their own memory; some rows at a time, as the package holds every result twice."""
+        values = np.empty(entry.shape, np.float32)
+        rows, kind = values.reshape(raw.shape[0], -1), self._gguf.GGMLQuantizationType(entry.type_id)
         try:
-            return self._gguf.dequantize(raw, self._gguf.GGMLQuantizationType(entry.type_id))
+            for begin in range(0, raw.shape[0], ROWS_AT_A_TIME):
+                part = slice(begin, begin + ROWS_AT_A_TIME)
+                rows[part] = self._gguf.dequantize(raw[part], kind)
         except NotImplementedError as error:
             raise ConfigError(
                 f"{self.origin}: tensor {entry.name} cannot be read: {error}; use a file of another quantisation"
             ) from error
+        return values
 
 
 def demo_path() -> Path:

@@ -78,7 +78,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         attn_soft_cap=keys.number("attn_logit_softcapping", None),
         final_logit_soft_cap=keys.number("final_logit_softcapping", None),
         dtype=DTYPES.get(keys.tensor("blk.0.ffn_down.weight").type_id, "bfloat16"),
-        bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
+        bos_token_id=_token_id(file, "bos_token_id"),
         eos_token_ids=_stop_token_ids(file),
     )
 
@@ -92,9 +92,9 @@ def generation_defaults(file: GGUFFile) -> dict[str, Any]:
         if f"general.sampling.{key}" in metadata
     }
     tokens = {
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": _token_id(file, "bos_token_id"),
         "eos_token_id": list(_stop_token_ids(file)) or None,
-        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": _token_id(file, "padding_token_id"),
     }
     return sampling | {name: value for name, value in tokens.items() if value is not None}
 
@@ -104,7 +104,7 @@ class _Keys:
 
     def __init__(self, file: GGUFFile):
         self.file = file
-        self.architecture = file.metadata.get("general.architecture")
+        self.architecture = str(file.metadata.get("general.architecture"))
         if self.architecture not in ARCHITECTURES:
             raise ConfigError(
                 f"{file.path} has the GGUF architecture {self.architecture!r}; supported are {', '.join(ARCHITECTURES)}"
@@ -139,6 +139,8 @@ class _Keys:
             raise CheckpointError(
                 f"{self.file.path} has no metadata key {self.architecture}.{key}; convert the model again"
             )
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+            raise CheckpointError(f"{self.file.path}: {self.architecture}.{key} is {value!r}, not a number")
         return None if value is None else float(_shortest(value))
 
     def tensor(self, name: str) -> Any:
@@ -168,13 +170,29 @@ def _rope(keys: _Keys, head_dim: int) -> RopeConfig:
     elif kind == "linear":
         scaling = {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
-        scaling = {"rope_type": "yarn", "factor": factor}
-        scaling["original_max_position_embeddings"] = keys.integer("rope.scaling.original_context_length")
+        scaling = _yarn_scaling(keys, factor)
     else:
         raise ConfigError(
             f"{keys.file.path} has the rope scaling type {kind!r}; supported are none, linear, yarn and llama3"
         )
     return RopeConfig(theta=theta, scaling=tuple(sorted(scaling.items())))
+
+
+def _yarn_scaling(keys: _Keys, factor: float | None) -> dict[str, Any]:
+    attention_factor = keys.number("rope.scaling.yarn_attn_factor", 1.0)
+    if factor is None or attention_factor != 1:
+        raise ConfigError(
+            f"{keys.file.path} has YaRN scaling by {factor} with attention factor {attention_factor}; "
+            "it must have a factor, and 1 as attention factor"
+        )
+    scaling = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        "beta_fast": keys.number("rope.scaling.yarn_beta_fast", None),
+        "beta_slow": keys.number("rope.scaling.yarn_beta_slow", None),
+    }
+    return {name: value for name, value in scaling.items() if value is not None}
 
 
 def _llama3_scaling(keys: _Keys, theta: float, head_dim: int) -> dict[str, Any]:
@@ -219,11 +237,13 @@ def _longest_context(keys: _Keys, rope: RopeConfig) -> int:
 
 
 def _layer_windows(keys: _Keys, num_layers: int) -> tuple[int | None, ...]:
-    window = keys.get("attention.sliding_window", 0)
-    if not window:
+    if not keys.get("attention.sliding_window"):
         return ()
-    pattern = keys.integer("attention.sliding_window_pattern", GEMMA3_PATTERN) if keys.architecture == "gemma3" else 0
-    return tuple(None if pattern and (i + 1) % pattern == 0 else window for i in range(num_layers))
+    window = keys.integer("attention.sliding_window")
+    if keys.architecture != "gemma3":
+        return (window,) * num_layers
+    pattern = keys.integer("attention.sliding_window_pattern", GEMMA3_PATTERN)
+    return tuple(None if (i + 1) % pattern == 0 else window for i in range(num_layers))
 
 
 def _attention_scale(keys: _Keys, num_layers: int, num_heads: int, head_dim: int) -> float | None:
@@ -235,8 +255,15 @@ def _attention_scale(keys: _Keys, num_layers: int, num_heads: int, head_dim: int
 
 def _stop_token_ids(file: GGUFFile) -> tuple[int, ...]:
     """Return end of sequence, of turn and of message, as far as the file names them, each once."""
-    ids = [file.metadata.get(f"tokenizer.ggml.{key}") for key in STOP_TOKEN_KEYS]
+    ids = [_token_id(file, key) for key in STOP_TOKEN_KEYS]
     return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+def _token_id(file: GGUFFile, key: str) -> int | None:
+    value = file.metadata.get(f"tokenizer.ggml.{key}")
+    if value is not None and (not isinstance(value, int) or value < 0):
+        raise CheckpointError(f"{file.path}: tokenizer.ggml.{key} is {value!r}, not a token id; convert it again")
+    return value
 
 
 def _shortest(value: int | float) -> int | float:

@@ -67,7 +67,10 @@ class GGUFFile:
         except CheckpointError:
             self._map.close()
             raise
-        alignment = int(self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)) or DEFAULT_ALIGNMENT
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            self._map.close()
+            raise CheckpointError(f"{path} is damaged: general.alignment is {alignment!r}; download it again")
         start = -(-reader.position // alignment) * alignment  # tensor data begins at the next multiple
         self.tensors = {e.name: TensorEntry(e.name, e.shape, e.type_id, start + e.offset) for e in entries}
 

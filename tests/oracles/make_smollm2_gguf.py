@@ -1,4 +1,4 @@
-"""Write golden/smollm2_gguf.json: names and some hashes of the tensors that transformers loads from SmolLM2's GGUF file.
+"""Write golden/smollm2_gguf.json: names and some hashes of the tensors that transformers loads from SmolLM2's file.
 
 Run by an interpreter with torch, transformers, gguf and accelerate:
 `python tests/oracles/make_smollm2_gguf.py MODEL.gguf [output.json]`.
