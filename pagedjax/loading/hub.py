@@ -37,7 +37,7 @@ def resolve(
         ConfigError: there is no such path, repository or revision, access is not granted, or the hub is out of reach.
     """
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return path
     if not HUB_NAME.fullmatch(model) or path.suffix == ".gguf":
         raise ConfigError(
