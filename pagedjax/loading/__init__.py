@@ -1,6 +1,7 @@
 """Finds a model's configuration and weights, wherever they lie, and puts them on the device.
 
-`load_model` picks the format; each format is one file here, imported only when it is used.
+`load_model` picks the format; each format is one file here. Orbax is imported only when it may be used: it needs
+transformers.
 """
 
 from pathlib import Path
@@ -13,7 +14,9 @@ from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError
 from pagedjax.loading.arrays import model_from_params
 from pagedjax.loading.dummy import dummy_model
+from pagedjax.loading.gguf import GGUFSource, demo_path
 from pagedjax.loading.hf_config import read_model_config
+from pagedjax.loading.hub import resolve
 from pagedjax.loading.safetensors import SafetensorsSource
 from pagedjax.loading.weights import LoadedModel, WeightSource, load_weights
 from pagedjax.models.config import ModelConfig
@@ -36,7 +39,7 @@ def load_model(config: EngineConfig, *, params: Any = None, model_config: ModelC
             raise ConfigError("params are given without model_config; pass the ModelConfig that they belong to")
         return model_from_params(params, model_config, dtype=resolve_dtype(config.dtype, model_config))
     if config.load_format == "dummy":
-        model_config = model_config or _configuration_alone(locate(config))
+        model_config = model_config or _configuration_alone(locate(config, with_weights=False))
         return dummy_model(model_config, dtype=resolve_dtype(config.dtype, model_config), seed=config.seed)
     if model_config is not None:
         raise ConfigError(f"model_config is given for {config.model!r}, which has its own; leave it out or pass params")
@@ -50,26 +53,19 @@ def resolve_dtype(dtype: str, model_config: ModelConfig) -> jnp.dtype:
     return jnp.dtype(dtype)
 
 
-def locate(config: EngineConfig) -> Path:
+def locate(config: EngineConfig, *, with_weights: bool = True) -> Path:
     """Return the local file or directory of `config.model`, fetching a hub name."""
     if config.model == "demo":
-        from pagedjax.loading.gguf import demo_path
-
         return demo_path()
-    path = Path(config.model).expanduser()
-    if path.exists():
-        return path
-    from pagedjax.loading.hub import resolve
-
-    return resolve(config.model, revision=config.revision, download_dir=config.download_dir)
+    return resolve(config.model, revision=config.revision, download_dir=config.download_dir, with_weights=with_weights)
 
 
 def _configuration_alone(path: Path) -> ModelConfig:
+    from pagedjax.loading.orbax import is_orbax_directory, read_orbax_config
+
     if path.suffix == ".gguf":
-        with_weights = _open_source(path, "gguf")
-        with_weights.close()
-        return with_weights.model_config
-    return read_model_config(path)
+        return GGUFSource(path).model_config
+    return read_orbax_config(path) if is_orbax_directory(path) else read_model_config(path)
 
 
 def _load_path(path: Path, config: EngineConfig) -> LoadedModel:
@@ -78,7 +74,7 @@ def _load_path(path: Path, config: EngineConfig) -> LoadedModel:
         from pagedjax.loading.orbax import load_orbax
 
         return load_orbax(path, config.dtype)
-    source = _open_source(path, load_format)
+    source = GGUFSource(path) if load_format == "gguf" else SafetensorsSource(path)
     try:
         return load_weights(source, resolve_dtype(config.dtype, source.model_config))
     finally:
@@ -93,11 +89,3 @@ def _detect(path: Path) -> str:
     from pagedjax.loading.orbax import is_orbax_directory
 
     return "orbax" if is_orbax_directory(path) else "safetensors"
-
-
-def _open_source(path: Path, load_format: str) -> WeightSource:
-    if load_format == "gguf":
-        from pagedjax.loading.gguf import GGUFSource
-
-        return GGUFSource(path)
-    return SafetensorsSource(path)

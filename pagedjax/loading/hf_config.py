@@ -11,6 +11,7 @@ from typing import Any
 from pagedjax.errors import ConfigError
 from pagedjax.models import model_class
 from pagedjax.models.config import ModelConfig, RopeConfig
+from pagedjax.models.rope import inverse_frequencies
 
 HFConfig = dict[str, Any]
 
@@ -121,7 +122,7 @@ def model_config_from_hf(hf: HFConfig) -> ModelConfig:
         bos_token_id=reader.get("bos_token_id", None),
         eos_token_ids=_token_ids(reader.get("eos_token_id", None)),
     )
-    _check_shape(config)
+    _check(config)
     return config
 
 
@@ -247,10 +248,13 @@ def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _check_shape(config: ModelConfig) -> None:
+def _check(config: ModelConfig) -> None:
     if config.num_heads % config.num_kv_heads:
         raise ConfigError(
             f"num_attention_heads {config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}"
         )
     if config.head_dim % 2:
         raise ConfigError(f"head_dim is {config.head_dim}; rotary embedding needs an even one")
+    for rope in (config.rope, config.local_rope):
+        if rope is not None:
+            inverse_frequencies(rope, config.head_dim)  # raises for an unsupported or incomplete scaling

@@ -78,15 +78,21 @@ def find_weight_files(directory: Path) -> list[Path]:
             f"{directory} has only pickled weights ({', '.join(pickles[:3])}), which can run code and are refused; "
             "convert them to safetensors"
         )
-    raise CheckpointError(f"{directory} has no *.safetensors file; download the weights or use --load-format dummy")
+    raise CheckpointError(
+        f"{directory} has no *.safetensors file; download the weights, pass a .gguf file by its own path, "
+        "or use --load-format dummy"
+    )
 
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [index.parent / name for name in sorted(names)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index} is not a readable safetensors index: {error!r}; download it again") from error
-    files = [index.parent / name for name in sorted(names)]
+    elsewhere = [str(path) for path in files if path.parent != index.parent]
+    if elsewhere:
+        raise CheckpointError(f"{index} names files outside its directory: {', '.join(elsewhere)}; download it again")
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         raise CheckpointError(f"{index} names {', '.join(missing)}, which {index.parent} lacks; download them")

@@ -16,7 +16,8 @@ KVCache = list[tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]]  # one (
 class AttentionBatch:
     """A ragged batch of B requests with T tokens in all.
 
-    Request b owns the tokens [query_start_loc[b], query_start_loc[b + 1]), and sits at the end of its sequence. A padding token has slot_mapping == num_slots (one past the end: its write is dropped).
+    Request b owns the tokens [query_start_loc[b], query_start_loc[b + 1]). A padding token has
+    slot_mapping == num_slots (one past the end: its write is dropped).
     """
 
     positions: Int[Array, " T"]
