@@ -7,7 +7,8 @@ engine compile before it says it is ready. Knows nothing of requests.
 from dataclasses import dataclass
 
 ROW_WRITER_BUCKETS = (1, 8, 64)
-SAMPLE_BUCKETS = (8, 64)  # and max_num_seqs
+SAMPLE_BUCKETS = {"cpu": (16,), "gpu": (8, 64)}  # and max_num_seqs
+GROWTH = {"cpu": 4, "gpu": 2}  # a CPU compiles slowly, and reads the weights once however few rows there are
 SCORE_ROWS = 64  # hidden rows scored at once for prompt_logprobs
 MIN_TOKEN_BUCKET = 16
 
@@ -32,12 +33,12 @@ class StepShape:
         return 2 * self.num_rows + 3 * self.num_updates + (0 if self.is_decode else self.num_tokens)
 
 
-def powers_of_two(first: int, last: int) -> tuple[int, ...]:
-    """`first`, doubled until `last`, which is always included."""
+def sizes_between(first: int, last: int, *, growth: int) -> tuple[int, ...]:
+    """`first`, multiplied by `growth` until `last`, which is always included."""
     sizes = []
     while first < last:
         sizes.append(first)
-        first *= 2
+        first *= growth
     return (*sizes, last)
 
 
@@ -66,12 +67,15 @@ class BucketTable:
     block_size: int
 
     @classmethod
-    def build(cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int) -> "BucketTable":
-        first = min(MIN_TOKEN_BUCKET, max_num_batched_tokens)
+    def build(
+        cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int, platform: str
+    ) -> "BucketTable":
+        """Choose the buckets for a "cpu" or a "gpu"."""
+        growth, first = GROWTH[platform], min(MIN_TOKEN_BUCKET, max_num_batched_tokens)
         return cls(
-            decode=powers_of_two(1, max_num_seqs),
-            tokens=powers_of_two(first, max_num_batched_tokens),
-            sample=tuple(b for b in SAMPLE_BUCKETS if b < max_num_seqs) + (max_num_seqs,),
+            decode=sizes_between(1, max_num_seqs, growth=growth),
+            tokens=sizes_between(first, max_num_batched_tokens, growth=growth),
+            sample=tuple(b for b in SAMPLE_BUCKETS[platform] if b < max_num_seqs) + (max_num_seqs,),
             max_num_seqs=max_num_seqs,
             block_size=block_size,
         )

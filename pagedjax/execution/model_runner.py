@@ -104,6 +104,7 @@ class ModelRunner:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=config.block_size,
+            platform=jax.default_backend(),
         )
         self._rows = empty_rows(config.max_num_seqs, self._max_blocks)
         self._wide = neutral_sampler_rows(config.max_num_seqs, self._vocab_size)

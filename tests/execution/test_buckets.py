@@ -2,16 +2,20 @@
 
 import pytest
 
-from pagedjax.execution.buckets import BucketTable, bucket_for, powers_of_two
+from pagedjax.execution.buckets import BucketTable, bucket_for, sizes_between
 
 
-@pytest.mark.parametrize(("first", "last", "expected"), [(1, 1, (1,)), (1, 6, (1, 2, 4, 6)), (16, 64, (16, 32, 64))])
-def test_powers_of_two_end_exactly_at_the_limit(first, last, expected):
-    assert powers_of_two(first, last) == expected
+@pytest.mark.parametrize(
+    ("first", "last", "growth", "expected"),
+    [(1, 1, 2, (1,)), (1, 6, 2, (1, 2, 4, 6)), (16, 64, 2, (16, 32, 64)), (1, 20, 4, (1, 4, 16, 20))],
+)
+def test_sizes_end_exactly_at_the_limit(first, last, growth, expected):
+    assert sizes_between(first, last, growth=growth) == expected
 
 
-def test_every_size_up_to_the_limit_has_a_bucket_that_holds_it():
-    table = BucketTable.build(max_num_seqs=24, max_num_batched_tokens=100, block_size=16)
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_every_size_up_to_the_limit_has_a_bucket_that_holds_it(platform):
+    table = BucketTable.build(max_num_seqs=24, max_num_batched_tokens=100, block_size=16, platform=platform)
     for size in range(1, 101):
         shape = table.forward_shape(size)
         assert shape.num_tokens >= size
@@ -21,7 +25,7 @@ def test_every_size_up_to_the_limit_has_a_bucket_that_holds_it():
 
 
 def test_a_default_engine_has_at_most_32_full_model_executables():
-    table = BucketTable.build(max_num_seqs=256, max_num_batched_tokens=8192, block_size=16)
+    table = BucketTable.build(max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, platform="gpu")
     assert len(table.tokens) + 2 * len(table.decode) <= 32
 
 

@@ -13,7 +13,7 @@ from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_ROWS = 4, 20, 4
-TABLE = BucketTable.build(max_num_seqs=NUM_ROWS, max_num_batched_tokens=16, block_size=BLOCK_SIZE)
+TABLE = BucketTable.build(max_num_seqs=NUM_ROWS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, platform="gpu")
 
 
 def scheduled(row, num_tokens, *, context_len=0, new_blocks=(), first_index=0, prompt_len=12, samples=False):
