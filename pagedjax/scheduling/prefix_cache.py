@@ -58,13 +58,14 @@ class PrefixCache:
         """Make the request's full blocks of known, computed tokens findable; of equal blocks the first one stays."""
         first = request.num_registered_tokens // self.block_size
         last = min(request.num_computed_tokens, request.num_tokens) // self.block_size
-        if not self.enabled or last <= first:
+        request.num_registered_tokens = last * self.block_size
+        if not self.enabled:
             return
         self._extend_hashes(request, last)
-        for digest, block_id in zip(request.block_hashes[first:last], request.block_ids[first:last], strict=True):
+        for i in range(first, last):
+            digest, block_id = request.block_hashes[i], request.block_ids[i]
             if self._block_of.setdefault(digest, block_id) == block_id:
                 self._digest_of[block_id] = digest
-        request.num_registered_tokens = last * self.block_size
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """Drop what is known of these blocks: their content is about to change, or suspect."""

@@ -108,7 +108,7 @@ class Scheduler:
         return output
 
     def update(
-        self, output: SchedulerOutput, sampled: Mapping[str, Sequence[int]], failed: Collection[str] = ()
+        self, output: SchedulerOutput, sampled: Mapping[str, list[int]], failed: Collection[str] = ()
     ) -> list[tuple[Request, list[int]]]:
         """Confirm what a step sampled, in order of dispatch; return the new tokens of each request that was alive.
 
@@ -211,7 +211,7 @@ class Scheduler:
         num_prompt_tokens, request_id = request.num_prompt_tokens, request.request_id
         if request_id in self.requests:
             raise InvalidRequestError(
-                f"request_id {request_id!r} belongs to an unfinished request; choose another or abort that one first",
+                f"request_id {request_id!r:.80} belongs to an unfinished request; choose another or abort it first",
                 param="request_id",
             )
         if not 0 < num_prompt_tokens < self.max_model_len:
@@ -239,7 +239,7 @@ class Scheduler:
 
     def _schedule_running(self, output: SchedulerOutput) -> None:
         """Serve running requests, the best first; a chunk leaves a token of the budget to each request behind it."""
-        budget, num_behind = self.max_num_batched_tokens, len(self.running)
+        scheduled, budget, num_behind = output.scheduled, self.max_num_batched_tokens, len(self.running)
         for request in self.running:  # preemption shortens this list from its end, at most down to `request`
             num_behind -= 1
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
@@ -256,7 +256,7 @@ class Scheduler:
                 new_block_ids = self._grow(request, num_new, output.preempted)
                 if request.row is None:
                     break  # preempted itself, being the last
-            output.scheduled.append(self._advance(request, num_new, new_block_ids, num_blocks))
+            scheduled.append(self._advance(request, num_new, new_block_ids, num_blocks))
             budget -= num_new
         output.num_tokens = self.max_num_batched_tokens - budget
 

@@ -43,8 +43,8 @@ def test_blocks_without_content_are_reused_before_cached_ones():
     pool = make_pool(6)
     cached, plain = pool.allocate(3), pool.allocate(2)
     cache_blocks(pool, cached)
-    pool.release(plain)
     pool.release(cached)
+    pool.release(plain)
     assert sorted(pool.allocate(2)) == sorted(plain)
     assert len(pool.prefix_cache) == 3
 

@@ -218,6 +218,16 @@ class TestPreemption:
         driver.run()
         assert victim.output_token_ids == expected_output(victim)
 
+    def test_nobody_is_admitted_in_the_step_that_ran_short(self):
+        driver = Driver(num_blocks=8, block_size=4, max_num_seqs=2, policy="priority")
+        driver.add("a", range(11), max_tokens=10, priority=0)
+        driver.add("worst", range(20, 33), max_tokens=10, priority=9)
+        driver.step()
+        driver.add("b", [1], max_tokens=10, priority=1)
+        assert shares(driver.step_until_preemption()) == {"a": 1}
+        assert shares(driver.dispatch()) == {"a": 1, "b": 1}
+        driver.run()
+
     def test_a_victim_with_an_unread_token_waits_until_it_is_read(self):
         driver = Driver(num_blocks=7, block_size=4)
         driver.add("a", range(11), max_tokens=4)
@@ -494,7 +504,7 @@ def test_a_decode_step_costs_the_same_after_a_long_prompt():
     )
     for i in range(256):
         scheduler.add_request(make_request(str(i), [i] * 2048, max_tokens=100))
-    sampled = dict.fromkeys(scheduler.requests, [1])
+    sampled = {request_id: [1] for request_id in scheduler.requests}
     scheduler.update(scheduler.schedule(), sampled)  # lists of tokens grow in large steps: they have room now
     tracemalloc.start()
     output = scheduler.schedule()
