@@ -151,6 +151,7 @@ def _prepare(engine: EngineConfig, level: int) -> None:
     logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE_FORMAT, level=logging.WARNING)
     for name in ("pagedjax", "servers", "aiohttp.access"):
         logging.getLogger(name).setLevel(level)
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which is not wanted
     reserve_device_memory(engine.gpu_memory_utilization)
 
 

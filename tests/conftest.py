@@ -31,6 +31,7 @@ for name, value in {
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
     "JAX_COMPILATION_CACHE_DIR": str(CACHE_HOME / "pagedjax-tests" / _processor()),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     "HF_HUB_OFFLINE": "1",  # no test reaches a network
     "TOKENIZERS_PARALLELISM": "false",
 }.items():
