@@ -9,7 +9,7 @@ from aiohttp import web
 from pagedjax import AsyncEngine, CompletionOutput, InvalidRequestError, RequestOutput, SamplingParams
 from pagedjax.async_engine import RequestStream
 from servers.body import read_json
-from servers.generation import checked, last_output, new_request_id, submit
+from servers.generation import checked, final_outputs, new_request_id, submit
 from servers.logprobs import chat_logprobs, prompt_logprobs
 from servers.messages import check_messages
 from servers.prompts import Prompt, encode_prompt
@@ -39,7 +39,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     async with started as (stream,):
         if fields["stream"]:
             return await send_events(request, _chunks(answer, stream, params.n, usage_options))
-        return json_answer(answer.whole(await last_output(stream)))
+        (output,) = await final_outputs([stream])
+        return json_answer(answer.whole(output))
 
 
 def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:

@@ -1,8 +1,8 @@
 """POST /v1/completions."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
@@ -10,9 +10,9 @@ from aiohttp import web
 from pagedjax import AsyncEngine, CompletionOutput, Logprob, RequestOutput, SamplingParams
 from pagedjax.async_engine import RequestStream
 from servers.body import read_json
-from servers.generation import interleave, last_output, new_request_id, submit
-from servers.logprobs import completion_logprobs, prompt_logprobs
-from servers.prompts import Prompt, check_prompts, encode_prompt
+from servers.generation import final_outputs, interleave, new_request_id, submit
+from servers.logprobs import completion_logprobs, num_chars, prompt_logprobs
+from servers.prompts import Prompt, check_prompts, encode_prompt, of_token_ids
 from servers.protocol import COMPLETION, parse, parse_stream_options
 from servers.sampling import sampling_params
 from servers.state import STATE, ServerState
@@ -36,7 +36,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     async with started as streams:
         if fields["stream"]:
             return await send_events(request, _chunks(answer, streams, usage_options))
-        return json_answer(answer.whole(await asyncio.gather(*map(last_output, streams))))
+        return json_answer(answer.whole(await final_outputs(streams)))
 
 
 def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
@@ -50,7 +50,9 @@ def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
 async def _prompts(engine: AsyncEngine, fields: Mapping[str, Any]) -> list[Prompt]:
     special = fields["add_special_tokens"]
     return [
-        await encode_prompt(engine, one, add_special_tokens=special) if isinstance(one, str) else Prompt(one)
+        await encode_prompt(engine, one, add_special_tokens=special)
+        if isinstance(one, str)
+        else of_token_ids(engine, one)
         for one in check_prompts(fields["prompt"])
     ]
 
@@ -60,12 +62,13 @@ async def _chunks(
 ) -> AsyncGenerator[str]:
     include_usage, continuous_usage = usage_options
     templates = TextTemplates(lambda index, text: answer.body([answer.plain_choice(index, text)], with_usage=False))
-    async for number, output in interleave(streams):
-        for choice in answer.choices(number, output):
-            if choice["finish_reason"] or choice["logprobs"] or (choice["text"] and continuous_usage):
-                yield to_json(answer.body([choice], with_usage=continuous_usage))
-            elif choice["text"]:
-                yield templates.fill(choice["index"], choice["text"])
+    async with aclosing(interleave(streams)) as outputs:
+        async for number, output in outputs:
+            for choice in answer.choices(number, output):
+                if choice["finish_reason"] or choice["logprobs"] or (choice["text"] and continuous_usage):
+                    yield to_json(answer.body([choice], with_usage=continuous_usage))
+                elif choice["text"]:
+                    yield templates.fill(choice["index"], choice["text"])
     if include_usage:
         yield to_json(answer.body([], with_usage=True))
 
@@ -80,7 +83,7 @@ class _Answer:
         self._fields, self._prompts, self._n = fields, prompts, n
         self._usage = Usage(prompts)
         self._prompt_entries: dict[int, list[dict[int, Logprob] | None]] = {}  # by prompt number
-        self._num_chars: dict[int, int] = {}  # of the text so far, by choice
+        self._num_chars: dict[int, int] = {}  # of the tokens so far, by choice
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = []
@@ -109,21 +112,17 @@ class _Answer:
     def _choice(self, number: int, completion: CompletionOutput) -> dict[str, Any]:
         index = number * self._n + completion.index
         echo = self._prompts[number] if self._fields["echo"] and index not in self._num_chars else None
-        text = completion.text if echo is None else self._text(echo) + completion.text
-        offset = self._num_chars.get(index, 0)
-        self._num_chars[index] = offset + len(text)
-        choice = self.plain_choice(index, text)
-        choice["logprobs"] = self._logprobs(number, completion, echo, offset)
+        choice = self.plain_choice(index, completion.text if echo is None else self._text(echo) + completion.text)
+        offset = self._num_chars.setdefault(index, 0)
+        if completion.logprobs is not None:
+            choice["logprobs"] = self._logprobs(number, completion, echo, offset)
+            self._num_chars[index] += num_chars(choice["logprobs"])
         if completion.finished:
             choice |= {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
         return choice
 
-    def _logprobs(
-        self, number: int, completion: CompletionOutput, echo: Prompt | None, offset: int
-    ) -> dict[str, Any] | None:
-        if completion.logprobs is None:
-            return None
-        token_ids, entries = completion.token_ids, completion.logprobs
+    def _logprobs(self, number: int, completion: CompletionOutput, echo: Prompt | None, offset: int) -> dict[str, Any]:
+        token_ids, entries = completion.token_ids, completion.logprobs or []
         if echo is not None:
             token_ids, entries = echo.token_ids + token_ids, self._prompt_entries[number] + entries
         return completion_logprobs(token_ids, entries, offset, self._decode)

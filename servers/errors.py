@@ -61,6 +61,8 @@ async def errors_as_json(
     """Answer every exception of a handler, unknown paths and methods included, with an error body."""
     try:
         return await handler(request)
+    except ConnectionError:
+        raise  # the client has left: aiohttp takes note, nobody reads an answer
     except Exception as error:
         headers = {"Allow": error.headers["Allow"]} if isinstance(error, web.HTTPMethodNotAllowed) else None
         api_error = to_api_error(error)

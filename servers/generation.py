@@ -2,8 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from pagedjax import AsyncEngine, InvalidRequestError, RequestOutput, SamplingParams
@@ -55,10 +55,11 @@ async def submit(
             await stream.aclose()
 
 
-async def last_output(stream: RequestStream) -> RequestOutput:
-    """Return the whole result of a FINAL_ONLY request."""
-    outputs = [output async for output in stream]
-    return checked(outputs[-1])
+async def final_outputs(streams: Sequence[RequestStream]) -> list[RequestOutput]:
+    """Return the one output of each FINAL_ONLY request, in order."""
+    async with aclosing(interleave(streams)) as arriving:
+        outputs = {i: output async for i, output in arriving}
+    return [outputs[i] for i in range(len(streams))]
 
 
 def checked(output: RequestOutput) -> RequestOutput:
@@ -68,7 +69,7 @@ def checked(output: RequestOutput) -> RequestOutput:
     return output
 
 
-async def interleave(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
+async def interleave(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput]]:
     """Yield the outputs of several streams as they come, each with its stream's index."""
     if len(streams) == 1:
         async for output in streams[0]:

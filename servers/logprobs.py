@@ -24,12 +24,14 @@ def chat_logprobs(completion: CompletionOutput, num_top: int) -> dict[str, Any] 
 def completion_logprobs(
     token_ids: Sequence[int],
     entries_by_token: Sequence[Mapping[int, Logprob] | None],
-    first_offset: int,
+    offset: int,
     decode: Callable[[list[int]], str],
 ) -> dict[str, Any]:
-    """Return `choices[].logprobs` of a completion; a token without entries (the first of a prompt) has nulls."""
+    """Return `choices[].logprobs` of a completion; a token without entries (the first of a prompt) has nulls.
+
+    `offset` is the number of characters of the choice's tokens before these.
+    """
     result: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-    offset = first_offset
     for token_id, entries in zip(token_ids, entries_by_token, strict=False):
         text = decode([token_id]) if entries is None else _text(entries[token_id])
         result["text_offset"].append(offset)
@@ -40,6 +42,11 @@ def completion_logprobs(
         )
         offset += len(text)
     return result
+
+
+def num_chars(logprobs: Mapping[str, Any]) -> int:
+    """Return the number of characters of the tokens in a completion's logprobs."""
+    return sum(map(len, logprobs["tokens"]))
 
 
 def prompt_logprobs(entries_by_token: Sequence[Mapping[int, Logprob] | None] | None) -> list[Any] | None:

@@ -25,13 +25,11 @@ COUNTERS = frozenset(
         "num_preemptions",
         "prefix_cache_queries",
         "prefix_cache_hits",
+        "prefix_cache_resumed_queries",
+        "prefix_cache_resumed_hits",
         "prompt_tokens",
         "generation_tokens",
-        "prompt_tokens_cached",
         "num_compilations_after_ready",
-        "spec_decode_num_drafts",
-        "spec_decode_num_draft_tokens",
-        "spec_decode_num_accepted_tokens",
     }
 )
 

@@ -48,3 +48,15 @@ async def encode_prompt(engine: AsyncEngine, text: str, *, add_special_tokens: b
             param=param,
         )
     return Prompt(await engine.encode(text, add_special_tokens), text)
+
+
+def of_token_ids(engine: AsyncEngine, token_ids: list[int]) -> Prompt:
+    """Take ids as they are, unless there are so many that the engine need not look at each."""
+    limit = engine.config.max_model_len
+    assert limit is not None, "the engine resolves it"
+    if len(token_ids) > limit:
+        raise InvalidRequestError(
+            f"prompt has {len(token_ids)} tokens, max_model_len is {limit}; shorten it or raise --max-model-len",
+            param="prompt",
+        )
+    return Prompt(token_ids)

@@ -42,8 +42,7 @@ class Mailbox:
         elif event is not ACCEPTED:
             self._error = event
             self._is_over = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._wake()
 
     async def wait_accepted(self) -> None:
         """Return when the engine has accepted the request; raise what it raised if it refused."""
@@ -67,7 +66,13 @@ class Mailbox:
         """Stop listening; return whether the request was still running."""
         was_running = not self._is_over
         self._is_over = True
+        self._outputs = []
+        self._wake()
         return was_running
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def _wait(self) -> None:
         self._waiter = self.loop.create_future()

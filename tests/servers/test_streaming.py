@@ -104,8 +104,9 @@ async def test_a_client_that_leaves_a_stream_of_several_prompts_aborts_them_all(
     assert len(set(fake.aborted)) == 2
 
 
-async def test_a_failing_request_is_a_500(http):
-    body = {"prompt": "ab!", "seed": 666}
+@pytest.mark.parametrize("prompt", ["ab!", ["cd", "ab!", "ef"]])
+async def test_a_failing_request_is_a_500(http, prompt):
+    body = {"prompt": prompt, "seed": 666, "max_tokens": 50}
     response = await http.post(COMPLETIONS, json=body)
     assert response.status == 500
     assert "not finite" in (await response.json())["error"]["message"]
