@@ -12,7 +12,7 @@ import numpy as np
 from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
 from pagedjax.models.config import ModelConfig
-from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
+from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, SamplingParams
 from pagedjax.scheduling.request import Request
 from pagedjax.text.tokenizer import Tokenizer
 
@@ -63,6 +63,13 @@ class RequestInput:
         max_tokens = self._max_tokens(len(token_ids), params)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**62))
         bad_words = self._bad_words(params.bad_words or ())
+        num_ending = len(self._eos_token_ids | set(params.stop_token_ids))
+        if params.min_tokens and num_ending > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"min_tokens holds back {num_ending} EOS and stop tokens, the limit is {MAX_STOP_TOKEN_IDS}; "
+                "name fewer stop_token_ids",
+                param="stop_token_ids",
+            )
         children = [
             Request(
                 request_id if params.n == 1 else f"{request_id}-{index}",

@@ -13,7 +13,8 @@ from pagedjax.errors import InvalidRequestError
 
 MAX_STOP_TOKEN_IDS = 16  # per request, EOS ids included
 MAX_LOGIT_BIAS = 300
-MAX_BAD_WORDS = 64
+MAX_BAD_WORDS = 32
+MAX_BAD_WORD_SEQUENCES = 2 * MAX_BAD_WORDS  # each word as it starts a text and as it follows a space
 MAX_BAD_WORD_TOKENS = 16
 MAX_N = 128
 MAX_STOP_STRINGS = 64

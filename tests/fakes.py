@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from pagedjax.config import EngineConfig
 from pagedjax.engine import LLMEngine
 from pagedjax.loading.weights import LoadedModel
+from pagedjax.models.causal_lm import CausalLM
 from pagedjax.models.config import ModelConfig, RopeConfig
 from pagedjax.text.tokenizer import Tokenizer
 
@@ -49,7 +50,7 @@ def continuation(token_ids, count):
     return tokens[len(token_ids) :]
 
 
-class FakeModel(nnx.Module):
+class FakeModel(CausalLM):
     """Logit of token v after position p: -|v - next|, circular; NaN where a token equals `poison`."""
 
     def __init__(self, *, poison=None):

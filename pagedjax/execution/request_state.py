@@ -14,14 +14,15 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pagedjax.execution.sampling_rows import SamplingRows
 from pagedjax.sampling_params import (
+    MAX_BAD_WORD_SEQUENCES,
     MAX_BAD_WORD_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIAS,
+        MAX_LOGIT_BIAS,
     MAX_STOP_TOKEN_IDS,
 )
 
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTS = ("top_k", "seed_low", "seed_high", "min_position")
+AnyArray = Array | np.ndarray
 NUM_FIXED = 3 + len(FLOATS) + len(INTS)  # row, context_len, last token, then the parameters; the block table follows
 
 
@@ -40,16 +41,19 @@ class RowState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplerState:
-    """What penalties, biases, masks and bans need. Neutral for a row that asked for none of them."""
+    """What penalties, biases, masks and bans need: all R rows on the device, or a single one on its way there.
 
-    output_counts: Int[Array, "R V"]
-    prompt_mask: Bool[Array, "R V"]
-    allowed_mask: UInt32[Array, "R W"]
-    bias_ids: Int[Array, "R E"]
-    bias_values: Float[Array, "R E"]
-    stop_ids: Int[Array, "R X"]
-    bad_words: Int[Array, "R Y Z"]
-    recent_token_ids: Int[Array, "R Z"]  # newest output tokens, newest last, -1 before the first
+    Neutral for a row that asked for none of them.
+    """
+
+    output_counts: Int[AnyArray, "R V"]
+    prompt_mask: Bool[AnyArray, "R V"]
+    allowed_mask: UInt32[AnyArray, "R W"]
+    bias_ids: Int[AnyArray, "R E"]
+    bias_values: Float[AnyArray, "R E"]
+    stop_ids: Int[AnyArray, "R X"]
+    bad_words: Int[AnyArray, "R Y Z"]
+    recent_token_ids: Int[AnyArray, "R Z"]  # newest output tokens, newest last, -1 before the first
 
 
 def empty_rows(num_rows: int, max_blocks: int) -> RowState:
@@ -66,24 +70,21 @@ def empty_rows(num_rows: int, max_blocks: int) -> RowState:
 def neutral_sampler_row(vocab_size: int) -> SamplerState:
     """One row, as numpy arrays, that changes no logit."""
     return SamplerState(
-        output_counts=np.zeros(vocab_size, np.int16),
-        prompt_mask=np.zeros(vocab_size, np.bool_),
-        allowed_mask=np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32),
-        bias_ids=np.full(MAX_LOGIT_BIAS, vocab_size, np.int32),
-        bias_values=np.zeros(MAX_LOGIT_BIAS, np.float32),
-        stop_ids=np.full(MAX_STOP_TOKEN_IDS, vocab_size, np.int32),
-        bad_words=np.full((MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), -1, np.int32),
-        recent_token_ids=np.full(MAX_BAD_WORD_TOKENS, -1, np.int32),
+        output_counts=np.zeros((1, vocab_size), np.int16),
+        prompt_mask=np.zeros((1, vocab_size), np.bool_),
+        allowed_mask=np.full((1, -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32),
+        bias_ids=np.full((1, MAX_LOGIT_BIAS), vocab_size, np.int32),
+        bias_values=np.zeros((1, MAX_LOGIT_BIAS), np.float32),
+        stop_ids=np.full((1, MAX_STOP_TOKEN_IDS), vocab_size, np.int32),
+        bad_words=np.full((1, MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_TOKENS), -1, np.int32),
+        recent_token_ids=np.full((1, MAX_BAD_WORD_TOKENS), -1, np.int32),
     )
 
 
 def neutral_sampler_rows(num_rows: int, vocab_size: int) -> SamplerState:
     """R neutral rows on the device."""
     return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (num_rows, *leaf.shape)) + jnp.zeros((), leaf.dtype)
-        if leaf.dtype != np.bool_
-        else jnp.zeros((num_rows, *leaf.shape), jnp.bool_),
-        neutral_sampler_row(vocab_size),
+        lambda leaf: jnp.repeat(jnp.asarray(leaf), num_rows, axis=0), neutral_sampler_row(vocab_size)
     )
 
 
@@ -106,8 +107,8 @@ def write_rows(state: RowState, packed: Int[Array, "n C"]) -> RowState:
 
 
 def write_sampler_row(state: SamplerState, row: Int[Array, ""], values: SamplerState) -> SamplerState:
-    """Overwrite one wide row."""
-    return jax.tree.map(lambda field, value: field.at[row].set(value, mode="drop"), state, values)
+    """Overwrite one wide row with the single row of `values`."""
+    return jax.tree.map(lambda field, value: field.at[row].set(value[0], mode="drop"), state, values)
 
 
 def gather_sampling_rows(state: RowState, rows: Int[Array, " B"], wide: SamplerState | None) -> SamplingRows:

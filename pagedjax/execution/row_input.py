@@ -60,27 +60,26 @@ def pack_rows(items: Sequence[ScheduledRequest], bucket: int, *, max_blocks: int
 
 
 def wide_row(request: Request, vocab_size: int) -> SamplerState:
-    """One row of `SamplerState`, as numpy arrays, for the tokens known so far."""
-    row, params = neutral_sampler_row(vocab_size), request.sampling_params
+    """A single row of `SamplerState`, as numpy arrays, for the tokens known so far."""
+    wide, params = neutral_sampler_row(vocab_size), request.sampling_params
     if params.has_penalties:
-        prompt = np.asarray(request.prompt_token_ids, np.int64)
-        row.prompt_mask[prompt] = True
+        wide.prompt_mask[0, np.asarray(request.prompt_token_ids, np.int64)] = True
         counts = np.bincount(np.asarray(request.output_token_ids, np.int64), minlength=vocab_size)
-        row.output_counts[:] = np.minimum(counts, np.iinfo(np.int16).max)
+        wide.output_counts[0] = np.minimum(counts, np.iinfo(np.int16).max)
     if params.logit_bias:
-        row.bias_ids[: len(params.logit_bias)] = list(params.logit_bias)
-        row.bias_values[: len(params.logit_bias)] = list(params.logit_bias.values())
+        wide.bias_ids[0, : len(params.logit_bias)] = list(params.logit_bias)
+        wide.bias_values[0, : len(params.logit_bias)] = list(params.logit_bias.values())
     if params.allowed_token_ids is not None:
-        row.allowed_mask[:] = _bit_mask(params.allowed_token_ids, vocab_size)
+        wide.allowed_mask[0] = _bit_mask(params.allowed_token_ids, vocab_size)
     if params.min_tokens:
         stop_ids = sorted(request.ending_token_ids)
-        row.stop_ids[: len(stop_ids)] = stop_ids
-    for target, word in zip(row.bad_words, request.bad_word_token_ids, strict=False):
-        target[MAX_BAD_WORD_TOKENS - len(word) :] = word
+        wide.stop_ids[0, : len(stop_ids)] = stop_ids
+    for i, word in enumerate(request.bad_word_token_ids):
+        wide.bad_words[0, i, MAX_BAD_WORD_TOKENS - len(word) :] = word
     recent = request.output_token_ids[-MAX_BAD_WORD_TOKENS:]
     if recent:
-        row.recent_token_ids[-len(recent) :] = recent
-    return row
+        wide.recent_token_ids[0, -len(recent) :] = recent
+    return wide
 
 
 def _bit_mask(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:

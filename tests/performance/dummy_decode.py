@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pagedjax import LLM, SamplingParams
+from pagedjax import LLM, RequestOutputKind, SamplingParams
 from pagedjax.models.config import ModelConfig, RopeConfig
 
 SHAPES = {
@@ -59,7 +59,9 @@ def main() -> None:
 def measure(llm: LLM, arguments: argparse.Namespace, *, warm_up: bool = False) -> dict:
     """Run one batch to the end; time the steps in which every request decodes."""
     engine, rng = llm.engine, np.random.default_rng(0)
-    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8 if warm_up else arguments.output_len)
+    max_tokens = 8 if warm_up else arguments.output_len
+    final = RequestOutputKind.FINAL_ONLY
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens, output_kind=final)
     for i in range(arguments.batch):
         prompt = rng.integers(0, engine.model_config.vocab_size, arguments.prompt_len).tolist()
         engine.add_request(f"{i}{warm_up}", prompt, params)
