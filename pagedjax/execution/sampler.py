@@ -1,0 +1,124 @@
+"""One token for each row, all on the device: nothing here waits for a value or sorts the vocabulary.
+
+In vLLM's order: the raw logits serve log probabilities (`logprobs`); then `logit_edits` (allowed_token_ids, bad_words,
+min_tokens, logit_bias, penalties); greedy rows take the first token; the others go through temperature, min_p,
+top_k, top_p (`filters`) and Gumbel-max (`draw`). Noise and filters are exact functions of the row, so the token
+depends neither on the batch, its padding, nor on the variant that runs.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pagedjax.execution.draw import Draw, scores
+from pagedjax.execution.filters import (
+    NUM_CANDIDATES,
+    Candidates,
+    Filters,
+    draw_by_rejection,
+    draw_by_search,
+    draw_from_candidates,
+    is_wide_top_k,
+    make_filters,
+    mass_of_candidates,
+    mass_of_vocabulary,
+    nucleus_target,
+    search_wide_top_k,
+)
+from pagedjax.execution.logit_edits import edit_logits
+from pagedjax.execution.mass import Mass
+from pagedjax.execution.ranking import first_token, first_tokens
+from pagedjax.execution.sampling_rows import SamplingRows
+
+Variant = Literal["greedy", "random", "top_k", "full"]
+GPU_DIGIT_BITS = 4  # 15 thresholds a pass: eight passes over the logits instead of 32
+
+
+def sample(
+    logits: Float[Array, "B V"], positions: Int[Array, " B"], rows: SamplingRows, *, variant: Variant
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    """Return the token sampled at `positions` from each row, and whether the row allows sampling at all.
+
+    It does not if the raw logits hold NaN or +inf, or if every token is -inf or banned; the id is 0 then. A variant
+    must cover its rows, and where several do they agree:
+
+      greedy  temperature 0, nothing else set
+      random  any temperature, nothing else set
+      top_k   greedy, or 1 <= top_k <= NUM_CANDIDATES; with or without the other filters and edits
+      full    everything
+    """
+    logits = logits.astype(jnp.float32)
+    checked = jnp.where(logits < jnp.inf, logits, jnp.inf)  # NaN too, which a maximum may drop
+    if variant == "greedy":
+        token_ids, maximum = first_token(checked)
+        is_valid = jnp.isfinite(maximum)
+    elif variant == "random":
+        maximum = jnp.max(checked, axis=1)
+        is_valid = jnp.isfinite(maximum)
+        draw = Draw(jnp.where(is_valid, maximum, 0), rows.temperature, rows.seeds, positions)
+        token_ids, _ = first_token(scores(draw, logits, _all_ids(logits)))
+    else:
+        token_ids, is_valid = _sample_filtered(checked, positions, rows, has_wide_rows=variant == "full")
+    return jnp.where(is_valid, token_ids, 0), is_valid
+
+
+def _sample_filtered(
+    logits: Float[Array, "B V"], positions: Int[Array, " B"], rows: SamplingRows, *, has_wide_rows: bool
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    is_valid = jnp.max(logits, axis=1) < jnp.inf
+    if rows.has_edits:
+        logits = edit_logits(logits, positions, rows)
+    logits = jnp.where(logits == 0, jnp.float32(0.0), logits)  # no -0.0: equal logits have equal bits
+    candidates = Candidates(*first_tokens(logits, NUM_CANDIDATES))
+    maximum = candidates.logits[:, 0]
+    is_valid &= jnp.isfinite(maximum)
+    draw = Draw(jnp.where(is_valid, maximum, 0), rows.temperature, rows.seeds, positions)
+
+    filters = make_filters(rows, candidates, logits.shape[1])
+    mass = mass_of_candidates(draw, filters, candidates)
+    if has_wide_rows:
+        filters, mass = _look_beyond(draw, filters, mass, logits)
+    target = nucleus_target(filters, mass)
+    token_ids, is_settled = draw_from_candidates(draw, filters, target, candidates)
+    if has_wide_rows:
+        is_open = is_valid & ~is_settled
+        drawn = _on_demand(
+            is_open,
+            cpu=lambda: draw_by_rejection(draw, filters, target, logits, is_open),
+            other=lambda: draw_by_search(draw, filters, target, logits, digit_bits=GPU_DIGIT_BITS),
+            otherwise=token_ids,
+        )
+        token_ids = jnp.where(is_open, drawn, token_ids)
+    return token_ids, is_valid
+
+
+def _look_beyond(
+    draw: Draw, filters: Filters, mass: Mass, logits: Float[Array, "B V"]
+) -> tuple[Filters, Mass]:
+    """Complete what the candidates do not tell: cuts of a large top_k, and the mass of rows without a small one."""
+    cut = _on_demand(
+        is_wide_top_k(filters, logits.shape[1]),
+        cpu=lambda: search_wide_top_k(filters, logits, digit_bits=1),
+        other=lambda: search_wide_top_k(filters, logits, digit_bits=GPU_DIGIT_BITS),
+        otherwise=filters.top_k_cut,
+    )
+    filters = filters._replace(top_k_cut=cut)
+    needs_mass = (filters.top_k > NUM_CANDIDATES) & (filters.top_p < 1)
+    whole_mass = partial(mass_of_vocabulary, draw, filters, logits)
+    return filters, _on_demand(needs_mass, cpu=whole_mass, other=whole_mass, otherwise=mass)
+
+
+def _on_demand[T](is_needed: Bool[Array, " B"], *, cpu: Callable[[], T], other: Callable[[], T], otherwise: T) -> T:
+    """Compute what some row needs. A GPU would have to wait for the host to look, so there it is always computed."""
+    return lax.platform_dependent(
+        cpu=lambda: lax.cond(jnp.any(is_needed), cpu, lambda: otherwise),
+        default=other,
+    )
+
+
+def _all_ids(logits: Float[Array, "B V"]) -> Int[Array, "B V"]:
+    return jnp.broadcast_to(jnp.arange(logits.shape[1], dtype=jnp.int32), logits.shape)
