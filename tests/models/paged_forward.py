@@ -24,7 +24,7 @@ class PagedForward:
         self.tables, self.lengths = {}, {}
         self.free = [block for block in np.random.RandomState(7).permutation(NUM_BLOCKS).tolist() if block != 0]
         graphdef, state = nnx.split(model)
-        self._leaves, treedef = jax.tree.flatten(state)
+        self.leaves, treedef = jax.tree.flatten(state)
 
         def step(leaves, token_ids, batch, cache):
             model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
@@ -36,14 +36,14 @@ class PagedForward:
     def __call__(self, chunks: dict[str, list[int]]) -> dict[str, np.ndarray]:
         """Compute the next tokens of some requests in one step; return each one's logits, [its tokens, V]."""
         token_ids, batch = self.inputs(chunks)
-        logits, self.cache = self.step(self._leaves, token_ids, batch, self.cache)
+        logits, self.cache = self.step(self.leaves, token_ids, batch, self.cache)
         ends = np.cumsum([len(chunk) for chunk in chunks.values()])
         parts = np.split(np.asarray(logits), ends)
         return dict(zip(chunks, parts, strict=False))
 
     def lower(self, chunks: dict[str, list[int]]) -> jax.stages.Lowered:
         """Lower the step that would compute `chunks`."""
-        return self.step.lower(self._leaves, *self.inputs(chunks), self.cache)
+        return self.step.lower(self.leaves, *self.inputs(chunks), self.cache)
 
     def inputs(self, chunks: dict[str, list[int]]) -> tuple[jax.Array, AttentionBatch]:
         """Give the chunks their blocks; return padded token ids and the batch."""

@@ -49,6 +49,7 @@ def _prompt(model: torch.nn.Module, tokenizer: Any, prompt: Any) -> dict[str, An
     else:
         token_ids = prompt
     logits, greedy, margins = _greedy(model, token_ids)
+    print(f"{len(token_ids)} prompt tokens, smallest margin {min(margins):.2g}", flush=True)
     top = logits.topk(NUM_TOP_LOGITS)
     return {
         "text": text,
