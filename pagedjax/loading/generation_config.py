@@ -45,20 +45,13 @@ def _path(config: EngineConfig) -> Path | None:
         if not path.is_file():
             raise ConfigError(f"{path} does not exist; --generation-config takes 'auto', 'vllm' or a directory with it")
         return path
-    source = _model_path(config)
-    if source.suffix == ".gguf":
-        return source
-    path = source / FILE_NAME
+    source = demo_path() if config.model == "demo" else _resolve(config)
+    path = source if source.suffix == ".gguf" else source / FILE_NAME
     return path if path.is_file() else None
 
 
-def _model_path(config: EngineConfig) -> Path:
-    if config.model == "demo":
-        return demo_path()
-    path = Path(config.model)
-    if path.suffix == ".gguf" or path.is_dir():
-        return path
-    return hub.resolve(config.model, revision=config.revision, download_dir=config.download_dir)
+def _resolve(config: EngineConfig) -> Path:
+    return hub.resolve(config.model, revision=config.revision, download_dir=config.download_dir, with_weights=False)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from transformers import PreTrainedTokenizerFast
 
 from pagedjax.errors import ConfigError, InvalidRequestError
@@ -36,7 +39,7 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-    tools: list[dict[str, Any]] | None = None,
+    tools: list[Any] | None = None,
     chat_template: str | None = None,
     **template_arguments: Any,
 ) -> str:
@@ -94,15 +97,37 @@ def load_chat_template(chat_template: str | None) -> str | None:
     """Return the template of `--chat-template`: the file's text, or the value itself where it is Jinja text.
 
     Raises:
-      ConfigError: the file cannot be read.
+      ConfigError: the file cannot be read, or the template is no valid Jinja.
     """
-    if chat_template is None or any(character in chat_template for character in "{}\n"):
-        return chat_template
+    if chat_template is None:
+        return None
+    is_text = any(character in chat_template for character in "{}\n")
+    template = chat_template if is_text else _read_template(Path(chat_template))
     try:
-        return Path(chat_template).read_text(encoding="utf-8")
+        Environment(extensions=[loopcontrols, _GenerationTag]).parse(template)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template has an error in line {error.lineno}: {error.message}; correct it"
+        ) from error
+    return template
+
+
+class _GenerationTag(Extension):
+    """The tag `{% generation %}`, with which templates mark the model's words; for parsing only."""
+
+    tags = {"generation"}  # noqa: RUF012  Jinja reads it from the class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"the chat template {chat_template!r} cannot be read ({error}); give a Jinja file, or the template itself"
+            f"the chat template {str(path)!r} cannot be read ({error}); give a Jinja file, or the template itself"
         ) from error
 
 

@@ -30,10 +30,12 @@ class StopStrings:
         """Add `text`. After a match all further text is dropped."""
         if self._matched is not None:
             return StopResult("", self._matched)
+        if not self._stop:
+            return StopResult(text, None)
         text = self._tail + text
         match = self._first_match(text)
         if match is None:
-            tail_start = min(_partial_match_start(text, stop) for stop in self._stop) if self._stop else len(text)
+            tail_start = min(_partial_match_start(text, stop) for stop in self._stop)
             end = len(text) if self._include else tail_start
         else:
             start, self._matched = match

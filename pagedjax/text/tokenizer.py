@@ -106,10 +106,8 @@ def _tokenizer_path(config: EngineConfig) -> Path:
     name = config.tokenizer or config.model
     if name == "demo":
         return demo_path()
-    if Path(name).is_dir() or name.endswith(".gguf"):
-        return Path(name)
     revision = config.revision if name == config.model else None
-    return hub.resolve(name, revision=revision, download_dir=config.download_dir)
+    return hub.resolve(name, revision=revision, download_dir=config.download_dir, with_weights=False)
 
 
 def _has_tokenizer(path: Path) -> bool:

@@ -58,7 +58,7 @@ def test_a_hub_name_is_resolved_with_its_revision_and_cache(directory, monkeypat
     resolve = lambda name, **options: asked.append((name, options)) or directory  # noqa: E731
     monkeypatch.setattr(generation_config.hub, "resolve", resolve)
     assert defaults("org/model", revision="v1", download_dir="cache")["temperature"] == 0.6
-    assert asked == [("org/model", {"revision": "v1", "download_dir": "cache"})]
+    assert asked == [("org/model", {"revision": "v1", "download_dir": "cache", "with_weights": False})]
 
 
 def test_a_gguf_file_gives_its_own_ids():

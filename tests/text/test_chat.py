@@ -187,3 +187,10 @@ def test_an_unreadable_template_file_is_named(tmp_path):
     (tmp_path / "latin").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="latin' cannot be read"):
         load_chat_template(str(tmp_path / "latin"))
+
+
+def test_a_template_that_is_no_jinja_is_refused_before_any_request():
+    with pytest.raises(ConfigError, match="in line 2: unexpected '}'; correct it"):
+        load_chat_template("{% for m in messages %}\n{{ m }")
+    marked = "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}"
+    assert load_chat_template(marked) == marked

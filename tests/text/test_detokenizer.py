@@ -14,7 +14,7 @@ from pagedjax.text.detokenizer import IncrementalDetokenizer
 from pagedjax.text.tokenizer import Tokenizer
 from tests.text.tokenizers import BYTES, KINDS, TEXTS, bpe_with_word_ends, tokenizer_of
 
-FUZZ = settings(max_examples=100, deadline=None, derandomize=True)
+FUZZ = settings(max_examples=60, deadline=None, derandomize=True)
 BYTE_TOKEN = re.compile("<0x..>")
 
 
