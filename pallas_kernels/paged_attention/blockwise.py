@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 CHUNK_TOKENS = 128  # cached tokens an iteration
 ROWS = 16  # requests in a group of single tokens
 QUERIES = 64  # query tokens in a tile of one request
+FEW = 8  # query vectors of one KV head up to which XLA's CPU matmul, in large batches, loses to multiply and sum
 MASKED = -1e30  # finite, so that a row with no key in a chunk keeps a finite maximum
 
 # Attend from q at positions (-1 is dead) of the given requests: [R, Q, N, H].
@@ -66,7 +67,7 @@ def _locate(
 ) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
     """Request and position of each token; a padding token gets the last request and position -1."""
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
-    request = jnp.searchsorted(query_start_loc[1:], tokens, side="right").astype(jnp.int32)
+    request = jnp.sum(query_start_loc[None, 1:] <= tokens[:, None], axis=1, dtype=jnp.int32)
     request = jnp.minimum(request, len(seq_lens) - 1)
     position = seq_lens[request] - query_start_loc[request + 1] + tokens
     return request, jnp.where(tokens < query_start_loc[-1], position, -1)
@@ -108,7 +109,7 @@ def _attend_tiles(
     offsets = jnp.arange(QUERIES, dtype=jnp.int32)
 
     def attend_tile(i: Int[Array, ""], out: Float[Array, "W N H"]) -> Float[Array, "W N H"]:
-        request = jnp.searchsorted(tile_ends, i, side="right").astype(jnp.int32)
+        request = jnp.sum(tile_ends <= i, dtype=jnp.int32)
         offset = (i - tile_ends[request] + num_tiles[request]) * QUERIES  # of the tile in the request's tokens
         first = query_start_loc[request] + offset
         position = seq_lens[request] - query_lens[request] + offset + offsets
@@ -205,7 +206,7 @@ def _accumulate(
 ) -> tuple:
     """Fold one chunk into (maximum [R, K, X], total [R, K, X], weighted sum of values [R, K, X, H])."""
     maximum, total, out = state
-    scores = scale * _dot("rkxh,rkch->rkxc", q, k)
+    scores = scale * _scores(q, k)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(seen, scores, MASKED)
@@ -213,10 +214,26 @@ def _accumulate(
     weights = jnp.where(seen, jnp.exp(scores - new_maximum[..., None]), 0.0)
     decay = jnp.exp(maximum - new_maximum)
     total = total * decay + jnp.sum(weights, axis=-1)
-    out = out * decay[..., None] + _dot("rkxc,rkch->rkxh", weights.astype(v.dtype), v)
+    out = out * decay[..., None] + _weighted_sum(weights, v)
     return new_maximum, total, out
 
 
-def _dot(spec: str, a: Float[Array, "R K X I"], b: Float[Array, "R K I J"]) -> Float[Array, "R K X O"]:
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jnp.einsum(spec, a, b, precision=precision, preferred_element_type=jnp.float32)
+def _scores(q: Float[Array, "R K X H"], k: Float[Array, "R K C H"]) -> Float[Array, "R K X C"]:
+    if _is_few(q):
+        return jnp.sum(q[:, :, :, None] * k[:, :, None], axis=-1)
+    return jnp.einsum("rkxh,rkch->rkxc", q, k, precision=_precision(k), preferred_element_type=jnp.float32)
+
+
+def _weighted_sum(weights: Float[Array, "R K X C"], v: Float[Array, "R K C H"]) -> Float[Array, "R K X H"]:
+    weights = weights.astype(v.dtype)
+    if _is_few(weights):
+        return jnp.sum(weights[..., None] * v[:, :, None], axis=3)
+    return jnp.einsum("rkxc,rkch->rkxh", weights, v, precision=_precision(v), preferred_element_type=jnp.float32)
+
+
+def _is_few(x: Float[Array, "R K X J"]) -> bool:
+    return x.dtype == jnp.float32 and x.shape[2] <= FEW
+
+
+def _precision(x: Float[Array, "R K C H"]) -> lax.Precision | None:
+    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
