@@ -13,13 +13,17 @@ from pagedjax.models.batch import AttentionBatch, KVCache
 from pagedjax.models.causal_lm import CausalLM
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_BLOCKS = 8, 64, 12
-TOKEN_BUCKETS, NUM_ROWS = (4, 48), 4  # two executables a model
+NUM_ROWS = 4
 
 
 class PagedForward:
-    """A model, its pool, and the blocks and length of every request that has run so far."""
+    """A model, its pool, and the blocks and length of every request that has run so far.
 
-    def __init__(self, model: CausalLM, dtype: jnp.dtype):
+    `token_buckets` are the lengths that batches are padded to, one executable each.
+    """
+
+    def __init__(self, model: CausalLM, dtype: jnp.dtype, *, token_buckets: tuple[int, ...] = (48,)):
+        self.token_buckets = token_buckets
         self.cache = garbage_cache(model, dtype)
         self.tables, self.lengths = {}, {}
         self.free = [block for block in np.random.RandomState(7).permutation(NUM_BLOCKS).tolist() if block != 0]
@@ -59,7 +63,7 @@ class PagedForward:
             tables.append(table + [0] * (MAX_BLOCKS - len(table)))
             seq_lens.append(end)
             self.lengths[name] = end
-        num_tokens = min(bucket for bucket in TOKEN_BUCKETS if bucket >= len(token_ids))
+        num_tokens = min(bucket for bucket in self.token_buckets if bucket >= len(token_ids))
         pads, pad_rows = num_tokens - len(token_ids), NUM_ROWS - len(chunks)
         starts = np.cumsum([0] + [len(chunk) for chunk in chunks.values()] + [0] * pad_rows)
         batch = AttentionBatch(

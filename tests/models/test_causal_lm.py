@@ -70,7 +70,6 @@ def test_bfloat16_weights_give_bfloat16_hidden_states_and_float32_logits():
     logits, cache = jax.eval_shape(forward.step, forward.leaves, *forward.inputs({"request": [5]}), forward.cache)
     assert logits.dtype == jnp.float32
     assert {leaf.dtype for leaf in jax.tree.leaves(cache)} == {jnp.dtype(jnp.bfloat16)}
-    assert np.isfinite(forward({"other": [5, 6]})["other"]).all()
 
 
 def test_bfloat16_logits_are_near_the_float32_ones():
