@@ -45,7 +45,7 @@ class ScheduledView:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one `step` scheduled (iteration N+1) and what it finished reading (iteration N). Iterates over the outputs."""
+    """What one `step` scheduled (iteration N+1) and the outputs of what it read (iteration N), over which it iterates."""
 
     outputs: list[RequestOutput]
     plan: SchedulerOutput = field(repr=False)
@@ -300,6 +300,4 @@ def _scores(arrays: TokenLogprobs) -> Iterator[TokenScores]:
 
 
 def _score_at(arrays: TokenLogprobs, row: int) -> TokenScores:
-    return TokenScores(
-        float(arrays.logprob[row]), int(arrays.rank[row]), arrays.top_ids[row], arrays.top_logprobs[row]
-    )
+    return TokenScores(float(arrays.logprob[row]), int(arrays.rank[row]), arrays.top_ids[row], arrays.top_logprobs[row])

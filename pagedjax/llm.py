@@ -229,7 +229,7 @@ def _prompt_list(prompts: Any, prompt_token_ids: Any) -> list[Prompt]:
 
 def _close_previous_run_of_cell(llm: LLM) -> None:
     frame = sys._getframe(2)  # whoever called LLM(...)
-    if "get_ipython" not in frame.f_globals or not (frame.f_code.co_name == "<module>"):
+    if "get_ipython" not in frame.f_globals or frame.f_code.co_name != "<module>":
         return
     place = (frame.f_code.co_filename, frame.f_lineno)
     previous = _made_in_notebook.get(place)

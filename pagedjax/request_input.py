@@ -90,7 +90,9 @@ class RequestInput:
 
     def _encode(self, prompt: str) -> list[int]:
         if self._tokenizer is None:
-            raise InvalidRequestError("the prompt is text, but this engine has no tokenizer; send token ids", param="prompt")
+            raise InvalidRequestError(
+                "the prompt is text, but this engine has no tokenizer; send token ids", param="prompt"
+            )
         limit = self._limit * MAX_PROMPT_CHARS_PER_TOKEN
         if len(prompt) > limit:
             raise InvalidRequestError(
@@ -131,8 +133,8 @@ class RequestInput:
         room = self._limit - num_prompt_tokens
         if params.min_tokens > room:
             raise InvalidRequestError(
-                f"min_tokens is {params.min_tokens}, after {num_prompt_tokens} prompt tokens max_model_len {self._limit} "
-                f"leaves {room}; lower it or raise --max-model-len",
+                f"min_tokens is {params.min_tokens}, after {num_prompt_tokens} prompt tokens max_model_len "
+                f"{self._limit} leaves {room}; lower it or raise --max-model-len",
                 param="min_tokens",
             )
         return room if params.max_tokens is None else min(params.max_tokens, room)
@@ -142,7 +144,9 @@ class RequestInput:
         if not words:
             return ()
         if self._tokenizer is None:
-            raise InvalidRequestError("bad_words needs a tokenizer, this engine has none; use logit_bias", param="bad_words")
+            raise InvalidRequestError(
+                "bad_words needs a tokenizer, this engine has none; use logit_bias", param="bad_words"
+            )
         found: dict[tuple[int, ...], None] = {}
         for word, prefix in itertools.product(words, ("", " ")):
             token_ids = tuple(self._tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False))

@@ -122,7 +122,7 @@ class RunningRequest:
         return all(completion.request.is_finished for completion in self.completions)
 
     def push_prompt_logprobs(self, first_position: int, scores: Sequence[TokenScores]) -> None:
-        """Take in scored prompt tokens; positions already known (a preempted request computes them again) are dropped."""
+        """Take in scored prompt tokens; those already known, which a preempted request scores again, are dropped."""
         if not self.prompt_logprobs:
             self.prompt_logprobs.append(None)  # nothing precedes the first token
         count = self.new.params.prompt_logprobs or 0

@@ -5,7 +5,7 @@ reaches any queue; what depends on a model (vocabulary, context length) is check
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -62,7 +62,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     output_kind: RequestOutputKind = field(default=RequestOutputKind.CUMULATIVE)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         stop = self.stop
         object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
@@ -83,14 +83,15 @@ class SamplingParams:
             for token_id in getattr(self, name) or ():
                 if not 0 <= token_id < vocab_size:
                     raise InvalidRequestError(
-                        f"{name} holds token id {token_id}, the vocabulary is 0..{vocab_size - 1}; "
-                        "remove the id", param=name)
+                        f"{name} holds token id {token_id}, the vocabulary is 0..{vocab_size - 1}; remove the id",
+                        param=name,
+                    )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None and value > max_logprobs:
                 raise InvalidRequestError(
-                    f"{name} is {value}, the limit is {max_logprobs}; "
-                    "ask for fewer or raise --max-logprobs", param=name)
+                    f"{name} is {value}, the limit is {max_logprobs}; ask for fewer or raise --max-logprobs", param=name
+                )
 
 
 def _check_numbers(params: SamplingParams) -> None:
@@ -110,13 +111,15 @@ def _check_numbers(params: SamplingParams) -> None:
         if params.min_tokens > params.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {params.min_tokens}, above max_tokens {params.max_tokens}; "
-                "lower min_tokens or raise max_tokens", param="min_tokens")
+                "lower min_tokens or raise max_tokens",
+                param="min_tokens",
+            )
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) is not None:
             _check(params, name, int, 0, 2**31 - 1)
 
 
-def _check(params: SamplingParams, name: str, kind: type, low: float, high: float, *, exclusive_low: bool = False):
+def _check(params: SamplingParams, name: str, kind: type, low: float, high: float, *, exclusive_low: bool = False) -> None:
     value = getattr(params, name)
     bounds = f"{'above' if exclusive_low else 'at least'} {low} and at most {high}"
     is_number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
@@ -131,7 +134,8 @@ def _check_lists(params: SamplingParams) -> None:
     for text in params.stop:
         if not isinstance(text, str) or not text or len(text) > MAX_STOP_STRING_CHARS:
             raise InvalidRequestError(
-                f"stop holds {text!r:.80}; each stop string has 1 to {MAX_STOP_STRING_CHARS} characters", param="stop")
+                f"stop holds {text!r:.80}; each stop string has 1 to {MAX_STOP_STRING_CHARS} characters", param="stop"
+            )
     if params.stop and not params.detokenize:
         raise InvalidRequestError("stop strings need text; set detokenize=True or use stop_token_ids", param="stop")
     _check_ids("stop_token_ids", params.stop_token_ids)
@@ -139,13 +143,16 @@ def _check_lists(params: SamplingParams) -> None:
     if params.allowed_token_ids is not None:
         _check_ids("allowed_token_ids", params.allowed_token_ids)
         if not params.allowed_token_ids:
-            raise InvalidRequestError("allowed_token_ids is empty; name at least one id or leave it out",
-                                      param="allowed_token_ids")
+            raise InvalidRequestError(
+                "allowed_token_ids is empty; name at least one id or leave it out", param="allowed_token_ids"
+            )
     _check_logit_bias(params.logit_bias or {})
     _check_length("bad_words", params.bad_words or (), MAX_BAD_WORDS)
     for word in params.bad_words or ():
         if not isinstance(word, str) or not word:
-            raise InvalidRequestError(f"bad_words holds {word!r:.80}; each must be a non-empty string", param="bad_words")
+            raise InvalidRequestError(
+                f"bad_words holds {word!r:.80}; each must be a non-empty string", param="bad_words"
+            )
 
 
 def _check_logit_bias(bias: dict[int, float]) -> None:
@@ -155,7 +162,8 @@ def _check_logit_bias(bias: dict[int, float]) -> None:
         if not isinstance(value, int | float) or not -100 <= value <= 100:
             raise InvalidRequestError(
                 f"logit_bias[{token_id}] is {value!r}; it must be a number, at least -100 and at most 100",
-                param="logit_bias")
+                param="logit_bias",
+            )
 
 
 def _check_ids(name: str, ids: Sequence[int]) -> None:
@@ -164,6 +172,6 @@ def _check_ids(name: str, ids: Sequence[int]) -> None:
             raise InvalidRequestError(f"{name} holds {token_id!r:.80}; token ids are integers of 0 or more", param=name)
 
 
-def _check_length(name: str, values, limit: int) -> None:
+def _check_length(name: str, values: Sized, limit: int) -> None:
     if len(values) > limit:
         raise InvalidRequestError(f"{name} has {len(values)} entries, the limit is {limit}; remove some", param=name)

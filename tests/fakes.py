@@ -1,7 +1,7 @@
 """A model whose next token is known by hand and a tokenizer of bytes, so that engine tests need no weights.
 
-The next token after t_0 .. t_p is (7 + 1*t_0 + 2*t_1 + .. + (p+1)*t_p) mod V. The model reads every t_j back from the paged
-KV cache, so that one wrong block, slot or length shows in every later token.
+The next token after t_0 .. t_p is (7 + 1*t_0 + 2*t_1 + .. + (p+1)*t_p) mod V. The model reads every t_j back from the
+paged KV cache, so that one wrong block, slot or length shows in every later token.
 """
 
 import jax.numpy as jnp
@@ -87,7 +87,10 @@ def byte_tokenizer():
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     rust.decoder = decoders.ByteLevel()
     hf = PreTrainedTokenizerFast(tokenizer_object=rust, eos_token="<eos>", pad_token="<extra0>")
-    hf.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    hf.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
     return Tokenizer(hf)
 
 

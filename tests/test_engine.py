@@ -106,7 +106,9 @@ def test_several_completions_of_one_prompt_are_single_runs_with_consecutive_seed
     params = SamplingParams(temperature=1.0, n=3, seed=40, max_tokens=10, ignore_eos=True)
     out = run_all(engine, [("n", [4, 5, 6], params)])["n"]
     singles = [
-        run_all(engine, [("s", [4, 5, 6], SamplingParams(temperature=1.0, seed=40 + i, max_tokens=10, ignore_eos=True))])["s"]
+        run_all(
+            engine, [("s", [4, 5, 6], SamplingParams(temperature=1.0, seed=40 + i, max_tokens=10, ignore_eos=True))]
+        )["s"]
         for i in range(3)
     ]
     assert [one.token_ids for one in out.outputs] == [one.outputs[0].token_ids for one in singles]
@@ -160,7 +162,9 @@ def test_logprobs_are_those_of_the_raw_logits(engine):
         assert entry[target].logprob == pytest.approx(expected[target], abs=1e-5)
         assert len(entry) in (4, 5)
         tokens.append(token)
-    assert out.cumulative_logprob == pytest.approx(sum(e[t].logprob for t, e in zip(out.token_ids, out.logprobs, strict=True)))
+    assert out.cumulative_logprob == pytest.approx(
+        sum(e[t].logprob for t, e in zip(out.token_ids, out.logprobs, strict=True))
+    )
 
 
 @pytest.mark.parametrize("budget", [16, 64])
@@ -184,7 +188,9 @@ def test_penalties_and_bias_and_bans_reach_the_sampler(engine):
     prompt = [8, 9]
     target = next_token(prompt)
     banned = SamplingParams(temperature=0.0, max_tokens=1, logit_bias={target: -100.0}, ignore_eos=True)
-    allowed = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=[(target + 9) % VOCAB_SIZE, 200], ignore_eos=True)
+    allowed = SamplingParams(
+        temperature=0.0, max_tokens=1, allowed_token_ids=[(target + 9) % VOCAB_SIZE, 200], ignore_eos=True
+    )
     plain = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     outs = run_all(engine, [("b", prompt, banned), ("a", prompt, allowed), ("p", prompt, plain)])
     assert outs["p"].outputs[0].token_ids == [target]
@@ -195,7 +201,9 @@ def test_penalties_and_bias_and_bans_reach_the_sampler(engine):
 def test_a_row_that_had_biases_is_clean_for_the_next_request(engine):
     prompt = [8, 9]
     banned = SamplingParams(temperature=0.0, max_tokens=3, logit_bias={next_token(prompt): -100.0}, ignore_eos=True)
-    top_k = SamplingParams(temperature=0.01, top_k=1, seed=0, max_tokens=3, ignore_eos=True)  # full sampler, neutral row
+    top_k = SamplingParams(
+        temperature=0.01, top_k=1, seed=0, max_tokens=3, ignore_eos=True
+    )  # full sampler, neutral row
     run_all(engine, [(str(i), prompt, banned) for i in range(8)])
     outs = run_all(engine, [(str(i), prompt, top_k) for i in range(8)])
     assert all(out.outputs[0].token_ids == continuation(prompt, 3) for out in outs.values())
@@ -212,7 +220,9 @@ def test_an_aborted_request_reports_once_and_its_blocks_come_back(engine):
         reports += list(engine.step())
     ends = {out.request_id: out.outputs[0].finish_reason for out in reports if out.finished}
     assert ends == {"x": "abort", "y": "length"}
-    assert next(out for out in reports if out.request_id == "y" and out.finished).outputs[0].token_ids == continuation([4, 5, 6], 20)
+    assert next(out for out in reports if out.request_id == "y" and out.finished).outputs[0].token_ids == continuation(
+        [4, 5, 6], 20
+    )
 
 
 def test_delta_outputs_add_up_to_the_cumulative_text(engine):
@@ -248,8 +258,10 @@ def test_logits_that_are_not_finite_end_that_request_alone():
 def test_nothing_compiles_after_ready_whatever_the_parameters_and_lengths(engine):
     kinds = [
         {}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.4}, {"min_p": 0.1}, {"seed": -5}, {"presence_penalty": 1.0},
-        {"frequency_penalty": -1.0}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 5.0}}, {"allowed_token_ids": [1, 2]},
-        {"bad_words": ["ab", "c"]}, {"min_tokens": 3}, {"logprobs": 5}, {"logprobs": 0}, {"prompt_logprobs": 3}, {"n": 2},
+        {"frequency_penalty": -1.0}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 5.0}},
+        {"allowed_token_ids": [1, 2]},
+        {"bad_words": ["ab", "c"]}, {"min_tokens": 3}, {"logprobs": 5}, {"logprobs": 0}, {"prompt_logprobs": 3},
+        {"n": 2},
         {"stop": ["zz"]}, {"stop_token_ids": [9]}, {"max_tokens": None}, {"skip_special_tokens": False},
     ]  # fmt: skip
     before = engine.stats()["num_compilations_after_ready"]

@@ -57,14 +57,17 @@ def test_text_prompts_and_chats_become_the_token_ids_of_transformers(llm):
 def test_a_request_alone_gives_the_tokens_it_gives_in_a_batch(llm):
     for name in NAMES[:4]:
         llm.engine.reset_prefix_cache()
-        out = llm.generate(prompt_token_ids=[GOLDEN["prompts"][name]["token_ids"]], sampling_params=greedy(12), use_tqdm=False)
+        out = llm.generate(
+            prompt_token_ids=[GOLDEN["prompts"][name]["token_ids"]], sampling_params=greedy(12), use_tqdm=False
+        )
         assert_same_tokens(name, out[0].outputs[0].token_ids)
 
 
 def test_sampled_tokens_are_the_same_alone_in_a_batch_of_32_and_with_a_warm_cache(llm):
     kinds = [{}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.05}, {"repetition_penalty": 1.2}, {"presence_penalty": 0.5}]
     params = [
-        SamplingParams(temperature=0.8, seed=i, max_tokens=12, ignore_eos=True, **kinds[i % len(kinds)]) for i in range(32)
+        SamplingParams(temperature=0.8, seed=i, max_tokens=12, ignore_eos=True, **kinds[i % len(kinds)])
+        for i in range(32)
     ]
     prompts = [GOLDEN["prompts"][NAMES[i % 16]]["token_ids"] for i in range(32)]
     llm.engine.reset_prefix_cache()
@@ -82,7 +85,9 @@ def test_perplexity_of_the_fixed_paragraph_is_that_of_transformers(llm):
         sampling_params=SamplingParams(max_tokens=1, prompt_logprobs=0),
         use_tqdm=False,
     )[0]
-    logprobs = [entry[token].logprob for token, entry in zip(golden["token_ids"][1:], out.prompt_logprobs[1:], strict=True)]
+    logprobs = [
+        entry[token].logprob for token, entry in zip(golden["token_ids"][1:], out.prompt_logprobs[1:], strict=True)
+    ]
     assert math.exp(-sum(logprobs) / len(logprobs)) == pytest.approx(golden["perplexity"], rel=1e-3)
 
 

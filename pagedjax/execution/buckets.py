@@ -9,6 +9,7 @@ from dataclasses import dataclass
 ROW_WRITER_BUCKETS = (1, 8, 64)
 SAMPLE_BUCKETS = {"cpu": (16,), "gpu": (8, 64)}  # and max_num_seqs
 GROWTH = {"cpu": 4, "gpu": 2}  # a CPU compiles slowly, and reads the weights once however few rows there are
+IS_FUSED = {"cpu": False, "gpu": True}  # one call a decode step saves a GPU a gap; apart, a CPU compiles half as much
 SCORE_ROWS = 64  # hidden rows scored at once for prompt_logprobs
 MIN_TOKEN_BUCKET = 16
 
@@ -55,7 +56,8 @@ class BucketTable:
     """All step shapes of one engine.
 
     Attributes:
-      decode: row buckets of the fused decode step.
+      decode: row buckets of the decode step.
+      is_fused: whether a plain decode step samples in the same call.
       tokens: token buckets of the forward step.
       sample: row buckets of the sampling step.
     """
@@ -63,19 +65,19 @@ class BucketTable:
     decode: tuple[int, ...]
     tokens: tuple[int, ...]
     sample: tuple[int, ...]
+    is_fused: bool
     max_num_seqs: int
     block_size: int
 
     @classmethod
-    def build(
-        cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int, platform: str
-    ) -> "BucketTable":
+    def build(cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int, platform: str) -> "BucketTable":
         """Choose the buckets for a "cpu" or a "gpu"."""
         growth, first = GROWTH[platform], min(MIN_TOKEN_BUCKET, max_num_batched_tokens)
         return cls(
             decode=sizes_between(1, max_num_seqs, growth=growth),
             tokens=sizes_between(first, max_num_batched_tokens, growth=growth),
-            sample=tuple(b for b in SAMPLE_BUCKETS[platform] if b < max_num_seqs) + (max_num_seqs,),
+            sample=(*(b for b in SAMPLE_BUCKETS[platform] if b < max_num_seqs), max_num_seqs),
+            is_fused=IS_FUSED[platform],
             max_num_seqs=max_num_seqs,
             block_size=block_size,
         )

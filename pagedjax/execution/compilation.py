@@ -61,7 +61,7 @@ def compile_all(tasks: list[Task], *, show_progress: bool) -> tuple[dict[str, ja
 class CompilationCounter:
     """Counts backend compilations in this process, from construction on."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 

@@ -110,7 +110,7 @@ def plan(
 
 
 def estimate_temporaries(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
-    """A guess, checked after compilation, of the temporaries: activations of one chunk and the full sampler's logits."""
+    """Guess the temporaries, before compilation measures them: one chunk's activations, the full sampler's logits."""
     tokens = config.max_num_batched_tokens or 0
     activations = tokens * (3 * model.intermediate_size + 6 * model.hidden_size) * jnp.dtype(dtype).itemsize
     logits = 16 * config.max_num_seqs * model.vocab_size * 4
@@ -145,7 +145,9 @@ def _too_small(config: EngineConfig, max_model_len: int, num_blocks: int, one_bl
     elif config.kv_cache_memory_bytes or jax.local_devices()[0].platform == "cpu":
         remedy = f"raise --kv-cache-memory-bytes to {needed}"
     else:
-        remedy = "raise --gpu-memory-utilization, lower --max-num-seqs or --max-num-batched-tokens, or use a smaller dtype"
+        remedy = (
+            "raise --gpu-memory-utilization, lower --max-num-seqs or --max-num-batched-tokens, or use a smaller dtype"
+        )
     return (
         f"one request of max_model_len {max_model_len} needs {needed / GIB:.2f} GiB of KV cache, there is room for "
         f"{max(room, 0) / GIB:.2f} GiB ({fits} tokens); {remedy}, or set --max-model-len to {fits} or less"

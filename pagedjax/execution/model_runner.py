@@ -16,7 +16,7 @@ from flax import nnx
 
 from pagedjax.config import EngineConfig
 from pagedjax.execution import kv_cache
-from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, bucket_for
+from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
 from pagedjax.execution.compilation import CompilationCounter, Task, compile_all, enable_cache, jit_with, shapes_of
 from pagedjax.execution.model_input import is_decode_batch, pack_changes
 from pagedjax.execution.request_state import (
@@ -34,7 +34,7 @@ from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 
 PLAIN_VARIANTS = ("greedy", "random")  # need no wide rows
-WIDE_VARIANTS = ("top_k", "full", "full logprobs")
+WIDE_VARIANTS = ("top_k", "full")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class ModelRunner:
     """Device side of one engine. Construction loads nothing but allocates and compiles everything."""
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, *, show_progress: bool = False):
-        assert config.max_model_len is not None and config.max_num_batched_tokens is not None, "resolve first"
+        assert config.max_model_len is not None, "the engine resolves it"
+        assert config.max_num_batched_tokens is not None, "the engine resolves it"
         enable_cache(config.compilation_cache_dir)
         self.times = HostTimes()
         self._compilations = CompilationCounter()
@@ -130,7 +131,8 @@ class ModelRunner:
         variant = sampling_variant(item.request.sampling_params for item in sampling)
         with_logprobs = any(item.request.sampling_params.logprobs is not None for item in sampling)
         scored = [item for item in batch if item.request.sampling_params.prompt_logprobs is not None]
-        if is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored:
+        is_plain = is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored
+        if is_plain and self.buckets.is_fused:
             result, logprobs, scores = self._decode(batch, variant, began), None, []
         else:
             result, logprobs, scores = self._forward_and_sample(batch, sampling, variant, with_logprobs, began)
@@ -181,11 +183,13 @@ class ModelRunner:
         began: float,
     ) -> tuple[jax.Array | None, TokenLogprobs | None, list[PromptScore]]:  # fmt: skip
         shape = self.buckets.forward_shape(sum(item.num_scheduled_tokens for item in batch))
+        if is_decode_batch(batch) and not self.buckets.is_fused:
+            shape = self.buckets.decode_shape(len(batch))
         packed = pack_changes(batch, shape, max_num_seqs=self._config.max_num_seqs)
-        forward = self._executables[f"forward {shape.num_tokens}"]
+        forward = self._executables[_forward_name(shape)]
         dispatched = self._note_packed(began)
         self._kv_cache, self._rows, hidden, last_hidden = forward(self._leaves, self._kv_cache, self._rows, packed)
-        scores = list(self._score(batch, hidden, shape.num_tokens))
+        scores = list(self._score(batch, hidden))
         result = logprobs = None
         if sampling:
             result, logprobs = self._sample(sampling, last_hidden, variant, with_logprobs)
@@ -198,17 +202,18 @@ class ModelRunner:
         bucket = bucket_for(len(sampling), self.buckets.sample)
         rows = np.full(bucket, self._config.max_num_seqs, np.int32)
         rows[: len(sampling)] = [item.row for item in sampling]
-        name = "full logprobs" if with_logprobs else variant
-        wide = self._wide if name in WIDE_VARIANTS else None
-        run = self._executables[f"sample {bucket} {name}"]
-        self._rows, wide, result, logprobs = run(self._leaves, self._rows, wide, last_hidden, rows)
+        wide = self._wide if variant in WIDE_VARIANTS else None
+        run = self._executables[f"sample {bucket} {variant}"]
+        self._rows, wide, result = run(self._leaves, self._rows, wide, last_hidden, rows)
         if wide is not None:
             self._wide = wide
+        logprobs = None
+        if with_logprobs:
+            logprobs = self._executables[f"logprobs {bucket}"](self._leaves, last_hidden, result)
         return result, logprobs
 
-    def _score(self, batch: list[ScheduledRequest], hidden: jax.Array, num_tokens: int) -> Iterator[PromptScore]:
+    def _score(self, batch: list[ScheduledRequest], hidden: jax.Array) -> Iterator[PromptScore]:
         """Score each prompt token whose predecessor is in this step, SCORE_ROWS at a time."""
-        run = self._executables[f"score {num_tokens}"]
         start = 0
         for item in batch:
             request, first = item.request, item.context_len
@@ -220,6 +225,7 @@ class ModelRunner:
                     index[:count] = np.arange(count) + start + position - first
                     targets = np.zeros(SCORE_ROWS, np.int32)
                     targets[:count] = request.all_token_ids[position + 1 : position + 1 + count]
+                    run = self._executables[f"score {hidden.shape[0]}"]
                     yield PromptScore(request, position + 1, count, run(self._leaves, hidden, index, targets))
             start += item.num_scheduled_tokens
 
@@ -288,34 +294,39 @@ class ModelRunner:
         cache = [(pool, pool)] * loaded.config.num_layers
         leaves, rows, wide = shapes_of((self._leaves, self._rows, self._wide))
         hidden = loaded.config.hidden_size
-        max_rows = self._config.max_num_seqs
         tasks = []
         for bucket in self.buckets.tokens:
-            shape = self.buckets.forward_shape(bucket)
-            run = jit_with(functions.forward, donate=(1, 2), shape=shape)
-            tasks.append(Task(f"forward {bucket}", run, (leaves, cache, rows, _ints(shape.packed_size)), True))
-            run = jit_with(functions.score)
             states = jax.ShapeDtypeStruct((bucket, hidden), self._dtype)
-            tasks.append(Task(f"score {bucket}", run, (leaves, states, _ints(SCORE_ROWS), _ints(SCORE_ROWS))))
-        for bucket in self.buckets.decode:
-            shape = self.buckets.decode_shape(bucket)
+            arguments = (leaves, states, _ints(SCORE_ROWS), _ints(SCORE_ROWS))
+            tasks.append(Task(f"score {bucket}", jit_with(functions.score), arguments))
+        shapes = [self.buckets.forward_shape(bucket) for bucket in self.buckets.tokens]
+        decode_shapes = [self.buckets.decode_shape(bucket) for bucket in self.buckets.decode]
+        for shape in shapes if self.buckets.is_fused else [*shapes, *decode_shapes]:
+            run = jit_with(functions.forward, donate=(1, 2), shape=shape)
+            tasks.append(Task(_forward_name(shape), run, (leaves, cache, rows, _ints(shape.packed_size)), True))
+        for shape in decode_shapes if self.buckets.is_fused else []:
             for variant in PLAIN_VARIANTS:
                 run = jit_with(functions.decode, donate=(1, 2), shape=shape, variant=variant)
                 arguments = (leaves, cache, rows, _ints(shape.packed_size))
-                tasks.append(Task(f"decode {bucket} {variant}", run, arguments, True))
-        last_hidden = jax.ShapeDtypeStruct((max_rows, hidden), self._dtype)
+                tasks.append(Task(f"decode {shape.num_rows} {variant}", run, arguments, True))
+        last_hidden = jax.ShapeDtypeStruct((self._config.max_num_seqs, hidden), self._dtype)
         for bucket in self.buckets.sample:
-            for name in (*PLAIN_VARIANTS, *WIDE_VARIANTS):
-                variant, _, suffix = name.partition(" ")
-                run = jit_with(functions.sample, donate=(1, 2), variant=variant, with_logprobs=suffix == "logprobs")
-                arguments = (leaves, rows, wide if name in WIDE_VARIANTS else None, last_hidden, _ints(bucket))
-                tasks.append(Task(f"sample {bucket} {name}", run, arguments))
+            for variant in (*PLAIN_VARIANTS, *WIDE_VARIANTS):
+                run = jit_with(functions.sample, donate=(1, 2), variant=variant)
+                arguments = (leaves, rows, wide if variant in WIDE_VARIANTS else None, last_hidden, _ints(bucket))
+                tasks.append(Task(f"sample {bucket} {variant}", run, arguments))
+            arguments = (leaves, last_hidden, _ints(bucket, RESULT_COLUMNS))
+            tasks.append(Task(f"logprobs {bucket}", jit_with(functions.logprobs), arguments))
         for bucket in ROW_WRITER_BUCKETS:
             packed = _ints(bucket, NUM_FIXED + self._max_blocks)
             tasks.append(Task(f"write rows {bucket}", jit_with(write_rows, donate=(0,)), (rows, packed)))
         run = jit_with(write_sampler_row, donate=(0,))
         tasks.append(Task("write sampler row", run, (wide, _ints(), shapes_of(self._neutral))))
         return tasks
+
+
+def _forward_name(shape: StepShape) -> str:
+    return f"forward {shape.num_rows} rows" if shape.is_decode else f"forward {shape.num_tokens} tokens"
 
 
 def _ints(*shape: int) -> jax.ShapeDtypeStruct:
@@ -337,4 +348,3 @@ def _temporaries(tasks: list[Task], executables: dict[str, jax.stages.Compiled])
 def _temp_bytes(executable: jax.stages.Compiled) -> int:
     analysis = executable.memory_analysis()
     return 0 if analysis is None else analysis.temp_size_in_bytes
-

@@ -16,7 +16,7 @@ from pagedjax.execution.sampling_rows import SamplingRows
 from pagedjax.sampling_params import (
     MAX_BAD_WORD_SEQUENCES,
     MAX_BAD_WORD_TOKENS,
-        MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIAS,
     MAX_STOP_TOKEN_IDS,
 )
 
@@ -83,13 +83,11 @@ def neutral_sampler_row(vocab_size: int) -> SamplerState:
 
 def neutral_sampler_rows(num_rows: int, vocab_size: int) -> SamplerState:
     """R neutral rows on the device."""
-    return jax.tree.map(
-        lambda leaf: jnp.repeat(jnp.asarray(leaf), num_rows, axis=0), neutral_sampler_row(vocab_size)
-    )
+    return jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf), num_rows, axis=0), neutral_sampler_row(vocab_size))
 
 
 def write_rows(state: RowState, packed: Int[Array, "n C"]) -> RowState:
-    """Overwrite whole rows. packed: row, context_len, last token, FLOATS bit-cast, INTS, block table; a pad has row R."""
+    """Overwrite whole rows. packed: row (R is a pad), context_len, last token, FLOATS bit-cast, INTS, block table."""
     rows = packed[:, 0]
     after_floats = 3 + len(FLOATS)
 

@@ -3,6 +3,7 @@
     decode   rows -> ids      forward and sample in one call, for batches where every row samples plainly
     forward  tokens -> hidden the ragged general case: chunks of prompts beside single tokens
     sample   hidden -> ids    the rest of the general case
+    logprobs hidden -> log probabilities of the sampled tokens
     score    hidden -> log probabilities of prompt tokens
 
 Positions, slots and lengths are computed here from the device rows, never on the host. The KV cache and the row
@@ -56,7 +57,7 @@ class StepFunctions:
         """One token for every row. Returns the result array [B, RESULT_COLUMNS]."""
         hidden, kv_cache, state = self._run_model(leaves, kv_cache, state, packed, shape)
         rows = packed[: shape.num_rows]
-        state, _, result, _ = self._sample_rows(leaves, state, None, hidden, rows, variant)
+        state, _, result = self._sample_rows(leaves, state, None, hidden, rows, variant)
         return kv_cache, state, result
 
     def forward(
@@ -71,11 +72,16 @@ class StepFunctions:
 
     def sample(
         self, leaves: tuple, state: RowState, wide: SamplerState | None, last_hidden: Array, rows: Array,
-        *, variant: Variant, with_logprobs: bool,
-    ) -> tuple[RowState, SamplerState | None, Array, TokenLogprobs | None]:  # fmt: skip
-        """Sample for `rows` [B] from the first B of `last_hidden` [max_num_seqs, D]."""
-        hidden = last_hidden[: rows.shape[0]]
-        return self._sample_rows(leaves, state, wide, hidden, rows, variant, with_logprobs=with_logprobs)
+        *, variant: Variant,
+    ) -> tuple[RowState, SamplerState | None, Array]:  # fmt: skip
+        """Sample for `rows` [B] from the first B of `last_hidden` [max_num_seqs, D]. Returns the result array last."""
+        return self._sample_rows(leaves, state, wide, last_hidden[: rows.shape[0]], rows, variant)
+
+    def logprobs(self, leaves: tuple, last_hidden: Array, result: Array) -> TokenLogprobs:
+        """Log probabilities of what `sample` put into `result`; the logits are computed again, for the few who ask."""
+        with jax.named_scope("logprobs"):
+            logits = self._merge(leaves).compute_logits(last_hidden[: result.shape[0]])
+            return TokenLogprobs(*top_logprobs(logits, result[:, 0], num=self._max_logprobs))
 
     def score(self, leaves: tuple, hidden: Array, token_index: Array, targets: Array) -> TokenLogprobs:
         """Log probabilities of `targets` [SCORE_ROWS] after the tokens at `token_index` of `hidden` [T, D]."""
@@ -98,23 +104,19 @@ class StepFunctions:
         return hidden, kv_cache, state
 
     def _sample_rows(
-        self, leaves: tuple, state: RowState, wide: SamplerState | None, hidden: Array, rows: Array, variant: Variant,
-        *, with_logprobs: bool = False,
-    ) -> tuple[RowState, SamplerState | None, Array, TokenLogprobs | None]:  # fmt: skip
+        self, leaves: tuple, state: RowState, wide: SamplerState | None, hidden: Array, rows: Array, variant: Variant
+    ) -> tuple[RowState, SamplerState | None, Array]:
         with jax.named_scope("sample"):
             logits = self._merge(leaves).compute_logits(hidden)  # [B, V]
             positions = state.context_lens.at[rows].get(mode="clip")
             params = gather_sampling_rows(state, rows, wide)
             token_ids, is_finite = sample(logits, positions, params, variant=variant)
-            logprobs = None
-            if with_logprobs:
-                logprobs = TokenLogprobs(*top_logprobs(logits, token_ids, num=self._max_logprobs))
-            state = _record_tokens(state, rows, token_ids)
+            state = replace(state, last_token_ids=state.last_token_ids.at[rows].set(token_ids, mode="drop"))
             if wide is not None:
-                wide = _record_wide(wide, rows, token_ids)
+                wide = _record_tokens(wide, rows, token_ids)
             ones = jnp.ones_like(token_ids)
             result = jnp.stack([token_ids, ones, is_finite.astype(jnp.int32)], axis=1)  # [B, RESULT_COLUMNS]
-        return state, wide, result, logprobs
+        return state, wide, result
 
 
 def prepare(
@@ -161,11 +163,7 @@ def prepare(
     return state, token_ids, batch
 
 
-def _record_tokens(state: RowState, rows: Int[Array, " B"], token_ids: Int[Array, " B"]) -> RowState:
-    return replace(state, last_token_ids=state.last_token_ids.at[rows].set(token_ids, mode="drop"))
-
-
-def _record_wide(wide: SamplerState, rows: Int[Array, " B"], token_ids: Int[Array, " B"]) -> SamplerState:
+def _record_tokens(wide: SamplerState, rows: Int[Array, " B"], token_ids: Int[Array, " B"]) -> SamplerState:
     recent = wide.recent_token_ids.at[rows].get(mode="clip")
     recent = jnp.concatenate([recent[:, 1:], token_ids[:, None]], axis=1)
     one = jnp.ones((), wide.output_counts.dtype)

@@ -54,7 +54,10 @@ def test_a_mixed_step_gives_each_token_its_position_and_slot():
 
 
 def test_a_decode_step_takes_every_token_from_its_row():
-    items = [scheduled(1, 1, context_len=3, samples=True), scheduled(3, 1, context_len=8, new_blocks=[6], first_index=2, samples=True)]
+    items = [
+        scheduled(1, 1, context_len=3, samples=True),
+        scheduled(3, 1, context_len=8, new_blocks=[6], first_index=2, samples=True),
+    ]
     assert is_decode_batch(items)
     state = empty_rows(NUM_ROWS, 4)
     state = state.__class__(
@@ -75,7 +78,13 @@ def test_a_token_whose_block_is_the_null_block_is_not_written():
 def test_garbage_in_rows_that_are_not_scheduled_changes_nothing():
     item = scheduled(1, 3, context_len=2, new_blocks=[8], first_index=1)
     clean = empty_rows(NUM_ROWS, 4)
-    clean = clean.__class__(clean.context_lens.at[1].set(2), clean.last_token_ids, clean.block_tables.at[1, 0].set(5), clean.floats, clean.ints)
+    clean = clean.__class__(
+        clean.context_lens.at[1].set(2),
+        clean.last_token_ids,
+        clean.block_tables.at[1, 0].set(5),
+        clean.floats,
+        clean.ints,
+    )
     others = np.array([0, 2, 3])
     dirty = clean.__class__(
         clean.context_lens.at[others].set(99), clean.last_token_ids.at[others].set(-7),

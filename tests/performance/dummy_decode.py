@@ -100,7 +100,7 @@ def idle_share(directory: Path) -> float | None:
     files = sorted(directory.rglob("*.trace.json.gz"))
     if not files:
         return None
-    events = json.loads(gzip.open(files[-1]).read())["traceEvents"]
+    events = json.loads(gzip.decompress(files[-1].read_bytes()))["traceEvents"]
     devices = {e["pid"] for e in events if e.get("name") == "process_name" and "/device:GPU" in e["args"]["name"]}
     streams = {
         (e["pid"], e["tid"]) for e in events
