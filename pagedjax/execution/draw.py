@@ -36,9 +36,7 @@ def scores(draw: Draw, logits: Float[Array, "B K"], token_ids: Int[Array, "B K"]
     return jnp.where((draw.temperature > 0)[:, None], noisy, logits)
 
 
-def best_token(
-    values: Float[Array, "B K"], token_ids: Int[Array, "B K"], mask: Bool[Array, "B K"]
-) -> Int[Array, " B"]:
+def best_token(values: Float[Array, "B K"], token_ids: Int[Array, "B K"], mask: Bool[Array, "B K"]) -> Int[Array, " B"]:
     """Return the id with the largest value where `mask` holds, the smallest such id; int32's maximum without any."""
     values = jnp.where(mask, values, -jnp.inf)
     best = jnp.max(values, axis=1, keepdims=True)

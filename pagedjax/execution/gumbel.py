@@ -18,7 +18,7 @@ KEY_PARITY = 0x1BD11BDA
 def gumbel_noise(
     seeds: UInt[Array, "B 2"], positions: Int[Array, " B"], token_ids: Int[Array, "B K"]
 ) -> Float[Array, "B K"]:
-    """Return the standard Gumbel noise of each token of `token_ids` in a draw at `positions`: finite, in [-3.2, 22.2]."""
+    """Return standard Gumbel noise for each of `token_ids` in the draw at `positions`: finite, in [-3.2, 22.2]."""
     zeros = jnp.zeros_like(positions, dtype=jnp.uint32)
     key = threefry_2x32(seeds[:, 0], seeds[:, 1], positions.astype(jnp.uint32), zeros)
     key_low, key_high = (jnp.broadcast_to(word[:, None], token_ids.shape) for word in key)

@@ -58,7 +58,7 @@ def fixed_point_exp(x: Float[Array, "*S"], bits: int) -> UInt[Array, "*S"]:
 
 
 def _alternating(coefficients: tuple[float, ...], x: Float[Array, "*S"]) -> Float[Array, "*S"]:
-    """Return c0 - c1 x + c2 x^2 - ... for x in [0, 1] and falling coefficients, so that every partial sum is positive."""
+    """Return c0 - c1 x + c2 x^2 - ... for x in [0, 1]; the coefficients fall, so every partial sum is positive."""
     series = jnp.float32(coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         series = jnp.float32(coefficient) - jnp.abs(series * x)

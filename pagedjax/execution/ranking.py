@@ -39,9 +39,7 @@ def first_tokens(logits: Float[Array, "B V"], num: int) -> tuple[Int[Array, "B n
     return index if ids is None else jnp.take_along_axis(ids, index, axis=1), logits
 
 
-def _first_tiles(
-    logits: Float[Array, "B V"], num: int, tile: int
-) -> tuple[Int[Array, "B W"], Float[Array, "B W"]]:
+def _first_tiles(logits: Float[Array, "B V"], num: int, tile: int) -> tuple[Int[Array, "B W"], Float[Array, "B W"]]:
     """Return columns and logits of the `num` tiles with the largest maxima, columns ascending."""
     tiles = logits.reshape(logits.shape[0], -1, tile)
     chosen, _ = _top(jnp.max(tiles, axis=2), num)

@@ -96,9 +96,7 @@ def _sample_filtered(
     return token_ids, is_valid
 
 
-def _look_beyond(
-    draw: Draw, filters: Filters, mass: Mass, logits: Float[Array, "B V"]
-) -> tuple[Filters, Mass]:
+def _look_beyond(draw: Draw, filters: Filters, mass: Mass, logits: Float[Array, "B V"]) -> tuple[Filters, Mass]:
     """Complete what the candidates do not tell: cuts of a large top_k, and the mass of rows without a small one."""
     cut = _on_demand(
         is_wide_top_k(filters, logits.shape[1]),
