@@ -202,10 +202,10 @@ def test_the_time_of_a_token_does_not_grow_with_the_text():
     lone = byte_tokens(tokenizer, b"\xf0")
     ids = random.Random(0).choices([*lone, *tokenizer.encode("hello 你好", False)], k=20_000)
     one = detokenizer(tokenizer, ids)
-    start = time.perf_counter()
+    start = time.process_time()
     pieces = [one.push([token_id]) for token_id in lone * 20_000]
     assert len("".join(pieces)) == 19_999
-    assert time.perf_counter() - start < 2  # 0.02 s alone; work that grew with the text would take minutes
+    assert time.process_time() - start < 10  # 0.1 s; work that grew with the text would take minutes
 
 
 def byte_tokens(tokenizer, raw):
