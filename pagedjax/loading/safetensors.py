@@ -15,7 +15,7 @@ from pagedjax.models.config import ModelConfig
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-FLOAT_TYPES = {"F32": 4, "F16": 2, "BF16": 2}
+FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
 class SafetensorsSource:

@@ -1,0 +1,38 @@
+"""The embedded SmolLM2-135M-Instruct: last logits of every short prompt against transformers (make_smollm2.py)."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pagedjax.config import EngineConfig
+from pagedjax.loading import load_model
+from tests.models.paged_forward import PagedForward
+
+pytestmark = pytest.mark.slow
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "oracles" / "golden" / "smollm2.json").read_text())["prompts"]
+NAMES = [name for name, prompt in GOLDEN.items() if len(prompt["token_ids"]) <= 48]
+RELATIVE_ERROR = 2e-4
+
+
+@pytest.fixture(scope="module")
+def forward():
+    return PagedForward(load_model(EngineConfig(model="demo", dtype="float32")).model, jnp.float32)
+
+
+def test_there_are_enough_prompts():
+    assert len(NAMES) >= 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_last_logits_equal_transformers(forward, name):
+    golden = GOLDEN[name]
+    logits = forward({name: golden["token_ids"]})[name][-1].astype(np.float64)
+    scale = np.abs(golden["top_logits"]).max()
+    np.testing.assert_allclose(logits[golden["top_ids"]], golden["top_logits"], rtol=0, atol=RELATIVE_ERROR * scale)
+    assert np.linalg.norm(logits) == pytest.approx(golden["logits_norm"], rel=RELATIVE_ERROR)
+    assert logits.mean() == pytest.approx(golden["logits_mean"], abs=RELATIVE_ERROR * scale)
+    forward.free += forward.tables.pop(name)  # so that the pool serves every prompt
