@@ -11,7 +11,7 @@ still names the old one.
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
@@ -102,9 +102,9 @@ class Scheduler:
         Finished requests give back their blocks and row here and nowhere else.
         """
         output = SchedulerOutput(finished_requests=self._reap())
-        self._schedule_running(output)
-        if not output.preempted:
-            self._schedule_waiting(output)
+        self._serve(self.running, output, num_behind=len(self.running))
+        if not output.preempted and output.num_tokens < self.max_num_batched_tokens:
+            self._serve(self._admissions(output), output, is_new_row=True)
         return output
 
     def update(
@@ -133,8 +133,6 @@ class Scheduler:
                         token_ids = request.output_token_ids[num_outputs:]
                         break
                 confirmed.append((request, token_ids))
-                if len(request.all_token_ids) - request.num_registered_tokens >= self.block_size:
-                    self.prefix_cache.register(request)
         return confirmed
 
     def finish(self, request: Request, status: RequestStatus, stop_reason: int | str | None = None) -> None:
@@ -237,38 +235,54 @@ class Scheduler:
                 self._release(request)
         return finished
 
-    def _schedule_running(self, output: SchedulerOutput) -> None:
-        """Serve running requests, the best first; a chunk leaves a token of the budget to each request behind it."""
-        scheduled, budget, num_behind = output.scheduled, self.max_num_batched_tokens, len(self.running)
-        for request in self.running:  # preemption shortens this list from its end, at most down to `request`
+    def _serve(
+        self, requests: Iterable[Request], output: SchedulerOutput, *, num_behind: int = 0, is_new_row: bool = False
+    ) -> None:
+        """Plan the next tokens of requests in their order until the budget is spent: the one scheduling rule.
+
+        A chunk leaves a token of the budget to each of the `num_behind` requests that it might starve.
+        """
+        scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
+        for request in requests:  # preemption shortens the running list from its end, at most down to `request`
             num_behind -= 1
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
             if bound >= request.max_num_tokens:
                 continue  # what is in flight completes it
-            if budget == 0:
-                break
             num_new = bound - context_len
             if num_new > 1:
-                num_new = min(num_new, self.max_query_len, max(budget - num_behind, 1))
-            num_blocks = len(request.block_ids)
-            new_block_ids = ()
-            if context_len + num_new > num_blocks * self.block_size:
-                new_block_ids = self._grow(request, num_new, output.preempted)
-                if request.row is None:
-                    break  # preempted itself, being the last
-            scheduled.append(self._advance(request, num_new, new_block_ids, num_blocks))
+                num_new = min(num_new, self.max_query_len, budget, max(budget - num_behind, 1))
+            seq_len, num_blocks, new_block_ids = context_len + num_new, len(request.block_ids), ()
+            if seq_len > num_blocks * self.block_size:
+                new_block_ids = self._grow(request, seq_len, output.preempted)
+            row = request.row
+            if row is None:
+                break  # preempted itself, being the last
+            request.num_computed_tokens = seq_len
+            samples = seq_len == bound
+            if samples:
+                request.num_tokens_bound = bound + 1
+            if num_new > 1:
+                self.prefix_cache.register(request)  # requests admitted to this very step may share it
+            if is_new_row:
+                num_blocks, new_block_ids = 0, list(request.block_ids)
+            scheduled.append(
+                ScheduledRequest(request, row, num_new, context_len, new_block_ids, num_blocks, is_new_row, samples)
+            )
             budget -= num_new
+            if budget == 0:
+                break
         output.num_tokens = self.max_num_batched_tokens - budget
 
-    def _grow(self, request: Request, num_new: int, preempted: list[Request]) -> list[int]:
-        """Allocate blocks for the next tokens, preempting from the end of the running list, `request` included."""
-        num_needed = self._num_blocks(request.num_computed_tokens + num_new) - len(request.block_ids)
+    def _grow(self, request: Request, seq_len: int, preempted: list[Request]) -> Sequence[int]:
+        """Allocate blocks for `seq_len` tokens, preempting from the end of the running list, `request` included."""
+        self.prefix_cache.register(request)  # generated tokens have filled a block
+        num_needed = self._num_blocks(seq_len) - len(request.block_ids)
         while num_needed > self.pool.num_free:
             victim = self.running.pop()
             self._preempt(victim)
             preempted.append(victim)
             if victim is request:
-                return []
+                return ()
         new_block_ids = self.pool.allocate(num_needed)
         request.block_ids += new_block_ids
         return new_block_ids
@@ -282,65 +296,44 @@ class Scheduler:
         self.num_preemptions += 1
         insort(self.waiting, victim, key=_by_order)
 
-    def _schedule_waiting(self, output: SchedulerOutput) -> None:
-        """Admit waiting requests in order while rows, budget and blocks last; nobody overtakes the head."""
+    def _admissions(self, output: SchedulerOutput) -> Iterator[Request]:
+        """Admit waiting requests in order while rows and blocks last; nobody overtakes the head."""
         num_promised = sum(self._num_missing_blocks(share.request) for share in output.scheduled if not share.samples)
-        num_admitted = 0
-        for request in self.waiting:
-            budget = self.max_num_batched_tokens - output.num_tokens
-            if budget == 0 or not self._free_rows or request.num_in_flight:
-                break  # with its row a preempted request lost its token in flight: it goes on once that was read
-            share = self._admit(request, budget, num_promised)
-            if share is None:
-                break
-            output.scheduled.append(share)
-            output.num_tokens += share.num_scheduled_tokens
+        while self.waiting and self._admit(self.waiting[0], num_promised):
+            request = self.waiting.pop(0)
+            yield request
             num_promised += self._num_missing_blocks(request)
-            num_admitted += 1
-        del self.waiting[:num_admitted]
 
-    def _admit(self, request: Request, budget: int, num_promised: int) -> ScheduledRequest | None:
-        """Start a request with what the prefix cache has of it; None if its known tokens and one more do not fit.
+    def _admit(self, request: Request, num_promised: int) -> bool:
+        """Give a request a row and what the prefix cache has of it; False if its tokens and one more do not fit.
 
-        Only the first chunk's blocks are taken now. The others are promised: no later admission counts on them.
+        Only the blocks of its first chunk are taken soon. The others are promised: no later admission counts on them.
         """
+        if not self._free_rows or request.num_in_flight:
+            return False  # with its row a preempted request lost its token in flight: it goes on once that was read
         cached = self.prefix_cache.match(request)
         num_new_blocks = self._num_blocks(request.num_tokens + 1) - len(cached)
         if num_new_blocks + self.pool.num_idle(cached) > self.pool.num_free - num_promised:
-            return None
-        context_len = len(cached) * self.block_size
-        self.prefix_cache.record(request, context_len)
+            return False
         self.pool.retain(cached)  # before anything is allocated, which could evict them
-        num_new = min(request.num_tokens - context_len, self.max_query_len, budget)
-        request.block_ids = cached + self.pool.allocate(self._num_blocks(context_len + num_new) - len(cached))
-        request.num_computed_tokens = request.num_registered_tokens = context_len
+        num_cached_tokens = len(cached) * self.block_size
+        self.prefix_cache.record(request, num_cached_tokens)
         if request.num_preemptions == 0:
-            request.num_cached_tokens = context_len
-        request.status, request.row = RequestStatus.RUNNING, heapq.heappop(self._free_rows)
+            request.num_cached_tokens = num_cached_tokens
+        request.num_computed_tokens = request.num_registered_tokens = num_cached_tokens
+        request.block_ids = cached
+        request.row = heapq.heappop(self._free_rows)
+        request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_by_order)
-        return self._advance(request, num_new, list(request.block_ids), first_new_block_index=0)
-
-    def _advance(
-        self, request: Request, num_new: int, new_block_ids: Sequence[int], first_new_block_index: int
-    ) -> ScheduledRequest:
-        """Count the next tokens as computed and, if they are the last there are, their successor as in flight."""
-        row, context_len, bound = request.row, request.num_computed_tokens, request.num_tokens_bound
-        assert row is not None, "only a running request computes"
-        request.num_computed_tokens = context_len + num_new
-        samples = context_len + num_new == bound
-        if samples:
-            request.num_tokens_bound = bound + 1
-        if num_new > 1:
-            self.prefix_cache.register(request)
-        is_new_row = first_new_block_index == 0
-        return ScheduledRequest(
-            request, row, num_new, context_len, new_block_ids, first_new_block_index, is_new_row, samples
-        )
+        return True
 
     def _release(self, request: Request) -> None:
+        """Take back the blocks, findable for the prefix cache while nobody needs them, and the row."""
+        assert request.row is not None, "only a running request has something to release"
+        if request.status != RequestStatus.FINISHED_ERROR:
+            self.prefix_cache.register(request)
         self.pool.release(request.block_ids)
         request.block_ids = []
-        assert request.row is not None, "only a running request has something to release"
         heapq.heappush(self._free_rows, request.row)
         request.row = None
 

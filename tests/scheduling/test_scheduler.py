@@ -361,6 +361,14 @@ class TestPrefixHits:
         driver.step()
         assert driver.scheduler.stats()["prefix_cache_hits"] == 12
 
+    def test_generated_blocks_of_a_running_request_are_found(self):
+        driver = Driver(block_size=4)
+        first = driver.add("a", range(6), max_tokens=20)
+        while first.num_tokens < 14:
+            driver.step()
+        driver.add("b", first.all_token_ids[:13])
+        assert shares(driver.step()) == {"a": 1, "b": 1}
+
     def test_switched_off_nothing_is_shared(self):
         driver = Driver(enable_prefix_caching=False)
         driver.add("a", range(10))
@@ -446,6 +454,16 @@ class TestAdmission:
         driver.add("small", range(50, 52), max_tokens=4)
         assert shares(driver.step()) == {"running": 1}
         driver.run()
+
+    def test_a_prompt_that_leaves_no_room_for_a_token_waits(self):
+        """Admitted, it would be preempted by its first token."""
+        driver = Driver(num_blocks=5, block_size=4)
+        driver.add("a", range(5), max_tokens=3)
+        driver.step()
+        assert driver.scheduler.pool.num_free == 2
+        driver.add("b", range(20, 28), max_tokens=4)
+        assert shares(driver.step()) == {"a": 1}
+        assert not any(output.preempted for output in driver.steps())
 
     def test_priority_decides_who_is_admitted(self):
         driver = Driver(max_num_seqs=1, policy="priority")
