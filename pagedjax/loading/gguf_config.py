@@ -75,8 +75,8 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         attention_scale=_attention_scale(keys, num_layers, num_heads, head_dim),
-        attn_soft_cap=keys.number("attn_logit_softcapping", None),
-        final_logit_soft_cap=keys.number("final_logit_softcapping", None),
+        attn_soft_cap=keys.optional_number("attn_logit_softcapping"),
+        final_logit_soft_cap=keys.optional_number("final_logit_softcapping"),
         dtype=DTYPES.get(keys.tensor("blk.0.ffn_down.weight").type_id, "bfloat16"),
         bos_token_id=_token_id(file, "bos_token_id"),
         eos_token_ids=_stop_token_ids(file),
@@ -125,20 +125,22 @@ class _Keys:
         """Return a positive count."""
         value = self.get(key, default)
         if value is None:
-            raise CheckpointError(
-                f"{self.file.path} has no metadata key {self.architecture}.{key}; convert the model again"
-            )
+            raise self._missing(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CheckpointError(f"{self.file.path}: {self.architecture}.{key} is {value!r}, not a positive integer")
         return value
 
-    def number(self, key: str, *default: float | None) -> float | None:
-        """Return a number; the second argument where it is missing."""
-        value = self.get(key, *default)
-        if value is None and not default:
-            raise CheckpointError(
-                f"{self.file.path} has no metadata key {self.architecture}.{key}; convert the model again"
-            )
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a number."""
+        value = self.optional_number(key)
+        value = default if value is None else value
+        if value is None:
+            raise self._missing(key)
+        return value
+
+    def optional_number(self, key: str) -> float | None:
+        """Return a number, None where the file has none."""
+        value = self.get(key)
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
             raise CheckpointError(f"{self.file.path}: {self.architecture}.{key} is {value!r}, not a number")
         return None if value is None else float(_shortest(value))
@@ -148,6 +150,11 @@ class _Keys:
         if name not in self.file.tensors:
             raise CheckpointError(f"{self.file.path} has no tensor {name}; convert the model again")
         return self.file.tensors[name]
+
+    def _missing(self, key: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.file.path} has no metadata key {self.architecture}.{key}; convert the model again"
+        )
 
 
 def _refuse_unsupported(keys: _Keys, head_dim: int) -> None:
@@ -162,7 +169,7 @@ def _rope(keys: _Keys, head_dim: int) -> RopeConfig:
     """Rope of layers that attend fully. `scaling` is spelled as in a Hugging Face config."""
     theta = keys.number("rope.freq_base", 10000.0)
     kind = keys.get("rope.scaling.type", "linear" if keys.get("rope.scale_linear") else "none")
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", None))
+    factor = keys.optional_number("rope.scaling.factor") or keys.optional_number("rope.scale_linear")
     if "rope_freqs.weight" in keys.file.tensors:
         scaling = _llama3_scaling(keys, theta, head_dim)
     elif kind == "none" or (kind == "linear" and factor in (None, 1.0)):
@@ -189,8 +196,8 @@ def _yarn_scaling(keys: _Keys, factor: float | None) -> dict[str, Any]:
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
-        "beta_fast": keys.number("rope.scaling.yarn_beta_fast", None),
-        "beta_slow": keys.number("rope.scaling.yarn_beta_slow", None),
+        "beta_fast": keys.optional_number("rope.scaling.yarn_beta_fast"),
+        "beta_slow": keys.optional_number("rope.scaling.yarn_beta_slow"),
     }
     return {name: value for name, value in scaling.items() if value is not None}
 
@@ -248,7 +255,7 @@ def _layer_windows(keys: _Keys, num_layers: int) -> tuple[int | None, ...]:
 
 def _attention_scale(keys: _Keys, num_layers: int, num_heads: int, head_dim: int) -> float | None:
     if keys.architecture != "gemma3":
-        return keys.number("attention.scale", None)
+        return keys.optional_number("attention.scale")
     width = keys.integer("embedding_length") / num_heads if num_layers == GEMMA3_27B_LAYERS else head_dim
     return width**-0.5
 

@@ -198,5 +198,5 @@ def _check_empty(path: Path) -> None:
         raise ConfigError(f"{path} exists and is not an empty directory; remove it or choose another")
 
 
-def _dotted(keys: tuple[str | int, ...]) -> str:
+def _dotted(keys: tuple[Any, ...]) -> str:
     return ".".join(map(str, keys))

@@ -103,7 +103,9 @@ class _Builder:
         pre = self._pre_tokenizer()
         merges = [_split_merge(merge) for merge in self._require("merges")]
         backend = Tokenizer(self._bpe(merges, ignore_merges=pre.ignore_merges))
-        steps = [pre_tokenizers.Digits(individual_digits=True)] if pre.split_digits else []
+        steps: list[pre_tokenizers.PreTokenizer] = []
+        if pre.split_digits:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
         if pre.pattern:
             steps.append(pre_tokenizers.Split(Regex(pre.pattern), behavior="isolated"))
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.pattern is None))
