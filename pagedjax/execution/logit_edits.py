@@ -13,17 +13,19 @@ from pagedjax.execution.sampling_rows import SamplingRows
 
 def edit_logits(logits: Float[Array, "B V"], positions: Int[Array, " B"], rows: SamplingRows) -> Float[Array, "B V"]:
     """Apply masks, bans, biases and penalties; `rows` must have the fields for it."""
-    assert rows.allowed_mask is not None and rows.bias_ids is not None and rows.bias_values is not None
-    assert rows.bad_words is not None and rows.recent_token_ids is not None and rows.stop_ids is not None
-    num_rows, vocab_size = logits.shape
-    row_index = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
-    logits = jnp.where(_allowed_tokens(rows.allowed_mask, vocab_size), logits, -jnp.inf)
+    return lax.optimization_barrier(_penalize(_bias(_ban(logits, positions, rows), rows), rows))  # computed once
+
+
+def _ban(logits: Float[Array, "B V"], positions: Int[Array, " B"], rows: SamplingRows) -> Float[Array, "B V"]:
+    assert rows.allowed_mask is not None, "gathered without the fields that change logits"
+    assert rows.stop_ids is not None
+    assert rows.bad_words is not None
+    assert rows.recent_token_ids is not None
+    logits = jnp.where(_allowed_tokens(rows.allowed_mask, logits.shape[1]), logits, -jnp.inf)
     early_stop_ids = jnp.where((positions < rows.min_position)[:, None], rows.stop_ids, -1)
     banned_ids = jnp.concatenate([_bad_word_endings(rows.bad_words, rows.recent_token_ids), early_stop_ids], axis=1)
-    banned_ids = jnp.where(banned_ids < 0, vocab_size, banned_ids)  # a negative index would count from the end
-    logits = logits.at[row_index, banned_ids].set(-jnp.inf, mode="drop")
-    logits = logits.at[row_index, rows.bias_ids].add(rows.bias_values, mode="drop")
-    return lax.optimization_barrier(_penalize(logits, rows))  # computed once, whatever reads it
+    banned_ids = jnp.where(banned_ids < 0, logits.shape[1], banned_ids)  # a negative index would count from the end
+    return logits.at[_row_index(logits), banned_ids].set(-jnp.inf, mode="drop")
 
 
 def _allowed_tokens(allowed_mask: UInt[Array, "B W"], vocab_size: int) -> Bool[Array, "B V"]:
@@ -38,9 +40,16 @@ def _bad_word_endings(bad_words: Int[Array, "B Y Z"], recent_token_ids: Int[Arra
     return jnp.where(is_next, bad_words[:, :, -1], -1)  # [B, Y]
 
 
+def _bias(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
+    assert rows.bias_ids is not None
+    assert rows.bias_values is not None
+    return logits.at[_row_index(logits), rows.bias_ids].add(rows.bias_values, mode="drop")
+
+
 def _penalize(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
     """Scale towards -inf what the prompt or the output holds, then subtract for each and for any occurrence."""
-    assert rows.output_counts is not None and rows.prompt_mask is not None
+    assert rows.output_counts is not None
+    assert rows.prompt_mask is not None
     is_generated = rows.output_counts > 0
     penalty = rows.repetition_penalty[:, None]
     scale = jnp.where(logits > 0, jnp.float32(1.0) / penalty, penalty)
@@ -49,3 +58,7 @@ def _penalize(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "
     frequency = jnp.minimum(frequency, jnp.finfo(jnp.float32).max)  # keeps the product out of a fused multiply-add
     presence = jnp.where(is_generated, rows.presence_penalty[:, None], jnp.float32(0.0))
     return logits - frequency - presence
+
+
+def _row_index(logits: Float[Array, "B V"]) -> Int[Array, "B 1"]:
+    return jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
