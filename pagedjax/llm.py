@@ -21,7 +21,6 @@ from pagedjax.errors import InvalidRequestError
 from pagedjax.models.config import ModelConfig
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
-from pagedjax.text.chat import render_chat
 
 Prompt = str | Sequence[int]
 
@@ -139,7 +138,7 @@ class LLM:
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise InvalidRequestError("chat needs a tokenizer, this engine has none; send token ids", param="messages")
-        return tokenizer.encode(render_chat(tokenizer, messages, **template_kwargs), add_special_tokens=False)
+        return tokenizer.encode_chat(messages, **template_kwargs)
 
     def shutdown(self) -> None:
         """End all requests and free the device memory. The object is of no use afterwards."""

@@ -16,8 +16,6 @@ from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, Sa
 from pagedjax.scheduling.request import Request
 from pagedjax.text.tokenizer import Tokenizer
 
-MAX_PROMPT_CHARS_PER_TOKEN = 64  # no tokenizer makes fewer tokens than this of real text: longer prompts cannot fit
-
 
 @dataclass(frozen=True)
 class NewRequest:
@@ -93,7 +91,7 @@ class RequestInput:
             raise InvalidRequestError(
                 "the prompt is text, but this engine has no tokenizer; send token ids", param="prompt"
             )
-        limit = self._limit * MAX_PROMPT_CHARS_PER_TOKEN
+        limit = self._limit * self._tokenizer.max_chars_per_token
         if len(prompt) > limit:
             raise InvalidRequestError(
                 f"prompt has {len(prompt)} characters, more than {limit} never fit max_model_len {self._limit}; "

@@ -35,7 +35,7 @@ SHAPES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, nargs="+", default=[64])
     parser.add_argument("--prompt-len", type=int, default=512)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick check")
@@ -52,17 +52,18 @@ def main() -> None:
         enable_prefix_caching=False, generation_config="vllm",
     )  # fmt: skip
     print("\n".join(llm.engine.start_up_lines()))
-    measure(llm, arguments, warm_up=True)
-    print(json.dumps(measure(llm, arguments)))
+    for batch in arguments.batch:
+        measure(llm, batch, arguments, warm_up=True)
+        print(json.dumps(measure(llm, batch, arguments)), flush=True)
 
 
-def measure(llm: LLM, arguments: argparse.Namespace, *, warm_up: bool = False) -> dict:
+def measure(llm: LLM, batch: int, arguments: argparse.Namespace, *, warm_up: bool = False) -> dict:
     """Run one batch to the end; time the steps in which every request decodes."""
     engine, rng = llm.engine, np.random.default_rng(0)
     max_tokens = 8 if warm_up else arguments.output_len
     final = RequestOutputKind.FINAL_ONLY
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=max_tokens, output_kind=final)
-    for i in range(arguments.batch):
+    for i in range(batch):
         prompt = rng.integers(0, engine.model_config.vocab_size, arguments.prompt_len).tolist()
         engine.add_request(f"{i}{warm_up}", prompt, params)
     began, steps = time.perf_counter(), []
@@ -77,7 +78,7 @@ def measure(llm: LLM, arguments: argparse.Namespace, *, warm_up: bool = False) -
         if arguments.trace and not warm_up and len(steps) == trace_at + 10:
             jax.profiler.stop_trace()
         scheduled = output.plan.scheduled
-        if len(scheduled) == arguments.batch and all(item.num_scheduled_tokens == 1 for item in scheduled):
+        if len(scheduled) == batch and all(item.num_scheduled_tokens == 1 for item in scheduled):
             after = (times.pack, times.dispatch, times.wait)
             steps.append((ended - started, *(b - a for a, b in zip(before, after, strict=True))))
     total = time.perf_counter() - began
@@ -85,7 +86,7 @@ def measure(llm: LLM, arguments: argparse.Namespace, *, warm_up: bool = False) -
         return {}
     median = np.median(np.array(steps), axis=0) * 1e3  # the first row of a step includes tracing when it is on
     result = {
-        "shape": arguments.shape, "batch": arguments.batch, "seconds": round(total, 3),
+        "shape": arguments.shape, "batch": batch, "seconds": round(total, 3),
         "tpot_ms": round(float(median[0]), 3), "dispatch_ms": round(float(median[2]), 3),
         "host_without_dispatch_ms": round(float(median[0] - median[2] - median[3]), 3),
         "wait_ms": round(float(median[3]), 3), "steps": len(steps),

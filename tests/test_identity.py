@@ -1,0 +1,127 @@
+"""One request gets the same tokens, float32, however it is served: alone, batched, cached, in chunks, preempted.
+
+A tiny Mistral with random weights, whose window of 8 every prompt crosses; greedy and sampled, with every filter.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from pagedjax import LLM, SamplingParams
+from pagedjax.loading.hf_config import model_config_from_hf
+from tests.oracles import tiny_models
+
+KINDS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.3, "top_k": 7},
+    {"temperature": 0.9, "top_p": 0.7},
+    {"temperature": 1.1, "min_p": 0.1},
+    {"temperature": 0.8, "repetition_penalty": 1.4, "frequency_penalty": 0.3},
+    {"temperature": 1.0, "logit_bias": {5: 4.0}, "bad_words": None, "min_tokens": 4},
+    {"temperature": 0.0, "presence_penalty": 1.5, "logprobs": 2},
+]
+COUNT = 32
+
+
+def make_llm(**options):
+    defaults = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 32, "max_num_batched_tokens": 64}
+    return LLM(
+        params=tiny_models.weights("mistral"),
+        model_config=model_config_from_hf(tiny_models.CASES["mistral"]),
+        show_progress=False,
+        **(defaults | options),
+    )
+
+
+def requests():
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, 128, int(rng.integers(2, 60))).tolist() for _ in range(COUNT)]
+    params = [
+        SamplingParams(seed=i, max_tokens=24, ignore_eos=True, **KINDS[i % len(KINDS)]) for i in range(COUNT)
+    ]
+    return prompts, params
+
+
+def tokens(llm, prompts, params):
+    outs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
+    llm.engine.check_integrity()
+    return [out.outputs[0].token_ids for out in outs]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with make_llm() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def alone(llm):
+    prompts, params = requests()
+    results = []
+    for prompt, one in zip(prompts, params, strict=True):
+        llm.engine.reset_prefix_cache()
+        results += tokens(llm, [prompt], [one])
+    assert len({tuple(result) for result in results}) == COUNT
+    return results
+
+
+def test_a_batch_of_32_mixed_requests_with_a_cold_and_a_warm_cache(llm, alone):
+    prompts, params = requests()
+    llm.engine.reset_prefix_cache()
+    assert tokens(llm, prompts, params) == alone
+    hits = llm.engine.stats()["prefix_cache_hits"]
+    assert tokens(llm, prompts, params) == alone
+    assert llm.engine.stats()["prefix_cache_hits"] > hits
+
+
+def test_prompts_in_chunks_of_sixteen(alone):
+    prompts, params = requests()
+    with make_llm(max_num_seqs=16, max_num_batched_tokens=16) as llm:
+        assert tokens(llm, prompts, params) == alone
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_preempted_half_way_and_computed_again(alone, prefix_caching):
+    prompts, params = requests()
+    with make_llm(num_gpu_blocks_override=40, max_num_seqs=16, enable_prefix_caching=prefix_caching) as llm:
+        assert tokens(llm, prompts, params) == alone
+        assert llm.engine.stats()["num_preemptions"] > 0
+
+
+def test_without_the_iteration_ahead(alone):
+    prompts, params = requests()
+    with make_llm(async_scheduling=False, max_num_seqs=16) as llm:
+        assert tokens(llm, prompts, params) == alone
+
+
+def test_a_six_turn_chat_recomputes_only_new_tokens_and_less_than_a_block(llm):
+    rng = np.random.default_rng(9)
+    llm.engine.reset_prefix_cache()
+    history = []
+    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    for turn in range(6):
+        question = rng.integers(3, 128, 7).tolist()
+        known = len(history)
+        history += question
+        out = llm.generate(prompt_token_ids=[history], sampling_params=greedy, use_tqdm=False)[0]
+        # the last answer's final token was never an input, so its keys do not exist yet
+        assert len(history) - out.num_cached_tokens < len(question) + 1 + llm.engine.config.block_size
+        assert out.num_cached_tokens >= known - llm.engine.config.block_size if turn else True
+        history += out.outputs[0].token_ids
+
+
+def test_wasted_slots_are_at_most_half_a_block_a_sequence_lookahead_apart(llm):
+    prompts, params = requests()
+    engine = llm.engine
+    for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+        engine.add_request(f"waste{i}", prompt, one)
+    wasted = []
+    while engine.has_unfinished_requests():
+        for seen in engine.step().scheduled:
+            wasted.append(len(seen.block_table) * 8 - seen.context_len - seen.num_scheduled_tokens)
+    assert np.mean(wasted) <= 8 / 2
+
+
+def test_float32_is_what_these_tests_ran_in(llm):
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(llm.engine._runner._kv_cache))
