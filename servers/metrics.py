@@ -58,7 +58,6 @@ _TIMES = (
 class _RunningRequest:
     params: SamplingParams
     tokens_by_completion: dict[int, int]
-    num_outputs: int = 0
     last_token_time: float | None = None
     finish_reason: str = "abort"
 

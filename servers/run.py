@@ -40,7 +40,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Take the address, without accepting connections yet.
+    """Take the address, without accepting connections yet: who asks too early is refused, not kept waiting.
 
     Raises:
       ConfigError: it is in use or not this machine's.
@@ -51,40 +51,53 @@ def listen(config: ServerConfig) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigError(
-            f"the address {config.host}:{config.port} cannot be used: {error}; choose another --host"
-        ) from None
+        raise _cannot_listen(config, error) from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror}; "
-            "stop what uses it or choose another with --port and --host"
-        ) from None
+        raise _cannot_listen(config, error) from None
     return listener
 
 
 async def serve(engine: AsyncEngine, config: ServerConfig, listener: socket.socket) -> int:
-    """Serve `engine` on `listener` until a signal comes or the engine dies, then shut both down."""
+    """Serve `engine` on `listener` until a signal comes or the engine dies, then shut both down.
+
+    Raises:
+      ConfigError: another process has begun to listen on the address meanwhile.
+    """
+    app = create_app(engine, config)
+    app.on_shutdown.append(lambda _: engine.shutdown())  # after the last connection, before waiting for answers
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,  # a client that leaves aborts its requests
+        access_log_format='%a "%r" %s %b bytes %Tf s',
+        access_log=None if config.disable_access_log else logging.getLogger("aiohttp.access"),
+        shutdown_timeout=SHUTDOWN_SECONDS,
+    )
     with _signals() as signalled:
-        runner = web.AppRunner(
-            create_app(engine, config),
-            handler_cancellation=True,  # a client that leaves aborts its requests
-            access_log=None if config.disable_access_log else logging.getLogger("aiohttp.access"),
-            shutdown_timeout=SHUTDOWN_SECONDS,
-        )
         await runner.setup()
-        site = web.SockSite(runner, listener)
         try:
-            await site.start()
+            await _start(runner, config, listener)
             _log_start(engine, listener)
             return await _until_stopped(engine, signalled)
         finally:
-            await site.stop()
-            await engine.shutdown()
             await runner.cleanup()
+
+
+async def _start(runner: web.AppRunner, config: ServerConfig, listener: socket.socket) -> None:
+    try:
+        await web.SockSite(runner, listener).start()
+    except OSError as error:
+        raise _cannot_listen(config, error) from None
+
+
+def _cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {config.host}:{config.port}: {error.strerror}; "
+        "stop what uses it or choose another with --port and --host"
+    )
 
 
 @contextmanager

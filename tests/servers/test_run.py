@@ -70,6 +70,18 @@ def test_a_port_in_use_is_a_clear_error():
             listen(ServerConfig(port=port))
 
 
+async def test_a_port_that_another_server_took_while_the_engine_loaded_is_a_clear_error():
+    """Two sockets may be bound to one address until one of them listens."""
+    fake = FakeEngine()
+    with listen(CONFIG) as first:
+        config = ServerConfig(port=first.getsockname()[1])
+        with listen(config) as second:
+            second.listen()
+            with pytest.raises(ConfigError, match="Address already in use"):
+                await serve(AsyncEngine(fake), config, first)
+    assert fake.was_shut_down
+
+
 def test_an_unknown_host_is_a_clear_error():
     with pytest.raises(ConfigError, match=r"999\.999\.999\.999"):
         listen(ServerConfig(host="999.999.999.999"))
