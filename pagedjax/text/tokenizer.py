@@ -120,8 +120,11 @@ def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
             f"{directory} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there; "
             "copy the files from the model's repository, or name another place with --tokenizer"
         )
+    # transformers' model classes rebuild some tokenizers by rule and lose parts that tokenizer.json states
+    # (SmolLM2's digit splitting); the file itself is what the model was trained with.
+    loader = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
     try:
-        hf = AutoTokenizer.from_pretrained(directory, use_fast=True, trust_remote_code=False, local_files_only=True)
+        hf = loader.from_pretrained(directory, use_fast=True, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # a damaged file raises whatever its parser raises
         raise ConfigError(f"the tokenizer in {directory} cannot be loaded: {error}") from error
     if not isinstance(hf, PreTrainedTokenizerFast):

@@ -10,6 +10,7 @@ from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.loading.gguf import demo_path
 from pagedjax.text import tokenizer as tokenizer_module
+from pagedjax.text.gguf_tokenizer import tokenizer_from_gguf
 from pagedjax.text.tokenizer import load_tokenizer
 from tests.text.tokenizers import TEXTS, byte_level, tokenizer_of
 
@@ -68,14 +69,29 @@ def test_a_damaged_tokenizer_names_its_directory(directory):
         load_tokenizer(EngineConfig(model=str(directory)))
 
 
-def test_code_from_the_directory_is_never_run(directory):
+@pytest.mark.parametrize("has_tokenizer_json", [True, False])
+def test_code_from_the_directory_is_never_run(directory, has_tokenizer_json):
     config = '{"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}'
     (directory / "tokenizer_config.json").write_text(config)
     (directory / "evil.py").write_text(f"open({str(directory / 'ran')!r}, 'w')\nEvil = None\n")
     (directory / "config.json").write_text('{"model_type": "nothing-known"}')
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        load_tokenizer(EngineConfig(model=str(directory)))
+    if has_tokenizer_json:
+        assert load_tokenizer(EngineConfig(model=str(directory))) is not None
+    else:
+        (directory / "tokenizer.json").rename(directory / "vocab.json")
+        with pytest.raises(ConfigError, match="cannot be loaded"):
+            load_tokenizer(EngineConfig(model=str(directory)))
     assert not (directory / "ran").exists()
+
+
+def test_tokenizer_json_is_taken_as_it_is_written(tmp_path):
+    """A model class of transformers rebuilt SmolLM2's tokenizer without its digit splitting: other ids for "\\n\\n1."."""
+    hf = tokenizer_from_gguf(demo_path())
+    hf.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    tokenizer = load_tokenizer(EngineConfig(model=str(tmp_path)))
+    assert tokenizer.encode("\n\n1. 12345") == hf("\n\n1. 12345").input_ids
+    assert tokenizer.chat_template == hf.chat_template
 
 
 def test_made_up_weights_without_a_tokenizer_make_an_engine_of_token_ids(tmp_path, directory):
