@@ -85,7 +85,7 @@ def test_code_from_the_directory_is_never_run(directory, has_tokenizer_json):
 
 
 def test_tokenizer_json_is_taken_as_it_is_written(tmp_path):
-    """A model class of transformers rebuilt SmolLM2's tokenizer without its digit splitting: other ids for "\\n\\n1."."""
+    """A model class of transformers rebuilt SmolLM2's tokenizer without its digit splitting: other ids for numbers."""
     hf = tokenizer_from_gguf(demo_path())
     hf.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
