@@ -5,7 +5,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +18,6 @@ from servers.config import ServerConfig
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 5.0  # for answers under way to say that the engine has stopped
-SWITCH_INTERVAL = 0.0005  # seconds; a busy event loop must not keep the engine thread from its next step
 
 
 def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
@@ -35,7 +33,6 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
             logger.info("%s", line)
         gc.collect()
         gc.freeze()  # what is loaded now stays: the collector need not walk it again during a step
-        sys.setswitchinterval(SWITCH_INTERVAL)
         return asyncio.run(serve(AsyncEngine(llm_engine), server_config, listener))
 
 
