@@ -111,7 +111,7 @@ class Request:
             return RequestStatus.FINISHED_LENGTH
         return None
 
-    def stop_reason_of(self, token_id: int) -> int | None:
-        """What to report for a stopping token: its id, or None for EOS."""
+    def stop_reason_of(self, status: RequestStatus, token_id: int) -> int | None:
+        """What to report for the last token: its id if it is a stop token, None for EOS or a length limit."""
         is_eos = token_id in self.eos_token_ids and not self.sampling_params.ignore_eos
-        return None if is_eos else token_id
+        return None if is_eos or status is not RequestStatus.FINISHED_STOPPED else token_id

@@ -129,7 +129,7 @@ class Scheduler:
                 for token_id in token_ids:
                     status = request.append(token_id)
                     if status is not None:
-                        self.finish(request, status, request.stop_reason_of(token_id))
+                        self.finish(request, status, request.stop_reason_of(status, token_id))
                         token_ids = request.output_token_ids[num_outputs:]
                         break
                 confirmed.append((request, token_ids))

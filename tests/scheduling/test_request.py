@@ -25,7 +25,7 @@ def test_the_callers_prompt_is_not_changed():
 def test_eos_stops_without_a_reason():
     request = make_request("a", [1], ignore_eos=False)
     assert request.append(EOS) == RequestStatus.FINISHED_STOPPED
-    assert request.stop_reason_of(EOS) is None
+    assert request.stop_reason_of(RequestStatus.FINISHED_STOPPED, EOS) is None
 
 
 def test_ignored_eos_does_not_stop():
@@ -35,13 +35,13 @@ def test_ignored_eos_does_not_stop():
 def test_a_stop_token_stops_and_is_the_reason():
     request = make_request("a", [1], stop_token_ids=[2])
     assert request.append(2) == RequestStatus.FINISHED_STOPPED
-    assert request.stop_reason_of(2) == 2
+    assert request.stop_reason_of(RequestStatus.FINISHED_STOPPED, 2) == 2
 
 
 def test_eos_named_as_stop_token_stops_although_eos_is_ignored():
     request = make_request("a", [1], stop_token_ids=[EOS], ignore_eos=True)
     assert request.append(EOS) == RequestStatus.FINISHED_STOPPED
-    assert request.stop_reason_of(EOS) == EOS
+    assert request.stop_reason_of(RequestStatus.FINISHED_STOPPED, EOS) == EOS
 
 
 def test_no_token_stops_before_min_tokens():
@@ -57,6 +57,7 @@ def test_the_last_token_is_a_stop_rather_than_the_length_limit():
 def test_max_tokens_ends_by_length():
     request = make_request("a", [1], max_tokens=2)
     assert [request.append(1), request.append(1)] == [None, RequestStatus.FINISHED_LENGTH]
+    assert request.stop_reason_of(RequestStatus.FINISHED_LENGTH, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_nothing_is_scheduled_past_max_tokens(num_ahead):
     request = driver.add("a", range(5), max_tokens=4)
     num_scheduled = sum(output.num_tokens for output in driver.steps(lookahead=num_ahead))
     assert num_scheduled == 5 + 4 - 1  # the last token is never computed
-    assert request.status == RequestStatus.FINISHED_LENGTH
+    assert (request.status, request.stop_reason) == (RequestStatus.FINISHED_LENGTH, None)
     assert request.output_token_ids == expected_output(request)
 
 
@@ -272,6 +272,16 @@ class TestPreemption:
         assert stats["prefix_cache_resumed_hits"] >= 4
         assert (stats["prefix_cache_queries"], stats["prefix_cache_hits"]) == (20, 0)
 
+    def test_what_a_resumed_request_computes_again_is_found_again(self):
+        driver = Driver(num_blocks=9, block_size=4)
+        driver.add("a", range(10), max_tokens=12)
+        victim = driver.add("b", range(20, 30), max_tokens=12)
+        driver.run()
+        assert victim.num_preemptions == 1
+        again = driver.add("c", victim.all_token_ids, max_tokens=1)
+        driver.run()
+        assert again.num_cached_tokens == 20
+
 
 class TestPrefixHits:
     def test_a_second_equal_prompt_computes_only_what_follows_its_full_blocks(self):
@@ -385,6 +395,17 @@ class TestPrefixHits:
         assert request.status == RequestStatus.FINISHED_ERROR
         driver.add("b", range(10))
         assert shares(driver.dispatch()) == {"b": 10}
+
+    def test_a_block_that_a_failing_step_filled_is_not_registered_when_it_is_released(self):
+        driver = Driver(block_size=4)
+        request = driver.add("a", range(7))
+        driver.dispatch()
+        driver.dispatch()
+        driver.read()
+        driver.read(failed=["a"])
+        assert (request.num_computed_tokens, request.num_tokens) == (8, 8)
+        driver.run()
+        assert driver.scheduler.stats()["num_blocks_cached"] == 0
 
     def test_a_failure_in_the_middle_of_a_prompt_ends_the_request(self):
         driver = Driver(max_num_batched_tokens=4)
