@@ -1,7 +1,25 @@
-"""Serve and run large language models from JAX. The names below are the public interface; importing starts no backend."""
+"""Serve and run large language models from JAX. These names are the public interface; importing starts no backend."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers and editors: at run time `__getattr__` imports a name when it is first used
+    from pagedjax.async_engine import AsyncEngine as AsyncEngine
+    from pagedjax.config import EngineConfig as EngineConfig
+    from pagedjax.engine import LLMEngine as LLMEngine
+    from pagedjax.engine import StepOutput as StepOutput
+    from pagedjax.errors import CheckpointError as CheckpointError
+    from pagedjax.errors import ConfigError as ConfigError
+    from pagedjax.errors import EngineDeadError as EngineDeadError
+    from pagedjax.errors import InvalidRequestError as InvalidRequestError
+    from pagedjax.errors import PagedJaxError as PagedJaxError
+    from pagedjax.llm import LLM as LLM
+    from pagedjax.outputs import CompletionOutput as CompletionOutput
+    from pagedjax.outputs import Logprob as Logprob
+    from pagedjax.outputs import RequestMetrics as RequestMetrics
+    from pagedjax.outputs import RequestOutput as RequestOutput
+    from pagedjax.sampling_params import RequestOutputKind as RequestOutputKind
+    from pagedjax.sampling_params import SamplingParams as SamplingParams
 
 _HOMES = {
     "LLM": "pagedjax.llm",

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from pagedjax.config import EngineConfig, resolve
 from pagedjax.device import check_devices
 from pagedjax.errors import InvalidRequestError
@@ -45,7 +47,7 @@ class ScheduledView:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one `step` scheduled (iteration N+1) and the outputs of what it read (iteration N), over which it iterates."""
+    """What one `step` scheduled (iteration N+1) and the outputs of what it read (iteration N), it iterates over."""
 
     outputs: list[RequestOutput]
     plan: SchedulerOutput = field(repr=False)
@@ -300,4 +302,5 @@ def _scores(arrays: TokenLogprobs) -> Iterator[TokenScores]:
 
 
 def _score_at(arrays: TokenLogprobs, row: int) -> TokenScores:
-    return TokenScores(float(arrays.logprob[row]), int(arrays.rank[row]), arrays.top_ids[row], arrays.top_logprobs[row])
+    top_ids, top_logprobs = np.asarray(arrays.top_ids[row]), np.asarray(arrays.top_logprobs[row])
+    return TokenScores(float(arrays.logprob[row]), int(arrays.rank[row]), top_ids, top_logprobs)

@@ -123,11 +123,11 @@ class LLM:
 
         Leaving the iterator early ends the request.
         """
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):
-            prompt = self.encode_chat(prompt, **template_kwargs)
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        text_or_ids: Any = self.encode_chat(prompt, **template_kwargs) if is_chat else prompt
         params = self._params_list(sampling_params, 1, RequestOutputKind.DELTA)[0]
         request_id = next(self._request_ids)
-        self.engine.add_request(request_id, prompt, params)
+        self.engine.add_request(request_id, text_or_ids, params)
         try:
             yield from self._run([request_id], use_tqdm=False)
         finally:

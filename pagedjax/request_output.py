@@ -5,7 +5,9 @@ Detokenizes, finds stop strings, collects log probabilities and builds the `Requ
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from pagedjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedjax.request_input import NewRequest
@@ -22,8 +24,8 @@ class TokenScores:
 
     logprob: float
     rank: int
-    top_ids: Sequence[int]
-    top_logprobs: Sequence[float]
+    top_ids: Sequence[int] | np.ndarray
+    top_logprobs: Sequence[float] | np.ndarray
 
 
 class RunningCompletion:
@@ -161,7 +163,7 @@ class RunningRequest:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.completions[0].request.num_cached_tokens,
             error=self.error,
-            metrics=self.metrics,
+            metrics=replace(self.metrics),  # a copy: another thread may read it while this one goes on
         )
 
 

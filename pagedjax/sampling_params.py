@@ -119,7 +119,9 @@ def _check_numbers(params: SamplingParams) -> None:
             _check(params, name, int, 0, 2**31 - 1)
 
 
-def _check(params: SamplingParams, name: str, kind: type, low: float, high: float, *, exclusive_low: bool = False) -> None:
+def _check(
+    params: SamplingParams, name: str, kind: type, low: float, high: float, *, exclusive_low: bool = False
+) -> None:
     value = getattr(params, name)
     bounds = f"{'above' if exclusive_low else 'at least'} {low} and at most {high}"
     is_number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)

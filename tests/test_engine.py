@@ -31,7 +31,7 @@ def test_greedy_tokens_are_those_computed_by_hand(engine):
     prompt = [5, 250, 3, 17, 99]
     out = run_all(engine, [("a", prompt, GREEDY)])["a"]
     assert out.outputs[0].token_ids == continuation(prompt, 20)
-    assert (out.outputs[0].finish_reason, out.finished) == ("length", True)
+    assert (out.outputs[0].finish_reason, out.outputs[0].stop_reason, out.finished) == ("length", None, True)
 
 
 def test_requests_in_a_batch_get_the_tokens_they_get_alone(engine):

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,7 +33,7 @@ class Engine(Protocol):
     config: EngineConfig
     model_config: Any
     tokenizer: Any
-    default_sampling_params: Mapping[str, Any]
+    default_sampling_params: dict[str, Any]
 
     def add_request(
         self,

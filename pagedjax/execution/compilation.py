@@ -65,7 +65,7 @@ class CompilationCounter:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
-    def _on_event(self, event: str, duration: float, **kwargs: Any) -> None:
+    def _on_event(self, event: str, duration_secs: float, **kwargs: Any) -> None:
         if event == _COMPILE_EVENT:
             self.count += 1
 

@@ -7,6 +7,7 @@ requests.
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +122,7 @@ def _coarse(num_blocks: int) -> int:
     return num_blocks // COARSE_BLOCKS * COARSE_BLOCKS if num_blocks > 4 * COARSE_BLOCKS else num_blocks
 
 
-def _budget(config: EngineConfig, device: jax.Device, ours: int) -> tuple[int, int, int]:
+def _budget(config: EngineConfig, device: Any, ours: int) -> tuple[int, int, int]:
     """(bytes the engine may use, bytes of foreign arrays, margin).
 
     JAX reserves a fraction of the device when it starts; the command line sets that fraction to the utilisation, and

@@ -164,11 +164,10 @@ def prepare(
 
 
 def _record_tokens(wide: SamplerState, rows: Int[Array, " B"], token_ids: Int[Array, " B"]) -> SamplerState:
-    recent = wide.recent_token_ids.at[rows].get(mode="clip")
-    recent = jnp.concatenate([recent[:, 1:], token_ids[:, None]], axis=1)
-    one = jnp.ones((), wide.output_counts.dtype)
+    counts, recent = jnp.asarray(wide.output_counts), jnp.asarray(wide.recent_token_ids)
+    newest = jnp.concatenate([recent.at[rows, 1:].get(mode="clip"), token_ids[:, None]], axis=1)
     return replace(
         wide,
-        output_counts=wide.output_counts.at[rows, token_ids].add(one, mode="drop"),
-        recent_token_ids=wide.recent_token_ids.at[rows].set(recent, mode="drop"),
+        output_counts=counts.at[rows, token_ids].add(jnp.ones((), counts.dtype), mode="drop"),
+        recent_token_ids=recent.at[rows].set(newest, mode="drop"),
     )

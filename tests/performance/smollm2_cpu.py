@@ -2,8 +2,8 @@
 
     python tests/performance/smollm2_cpu.py [--torch-python PYTHON]
 
-With an interpreter that has torch and transformers, transformers' own generate loop runs between the two rounds, so that
-the ratio is of one run on one machine. Float32 on both sides, greedy, 96 tokens a request.
+With an interpreter that has torch and transformers, transformers' own generate loop is timed right after, so that the
+ratio is of one run on one machine. Float32 on both sides, greedy, 96 tokens a request.
 """
 
 import argparse
