@@ -115,11 +115,11 @@ class Scheduler:
         Tokens of requests that have finished meanwhile are dropped. A failed request ends in FINISHED_ERROR, without
         new tokens, and none of its blocks will be found by the prefix cache.
         """
-        confirmed = []
+        confirmed, last_unfinished = [], RequestStatus.PREEMPTED
         for share in output.scheduled:
             request = share.request
-            if request.status > RequestStatus.PREEMPTED:
-                continue  # finished
+            if request.status > last_unfinished:
+                continue
             if failed and request.request_id in failed:
                 self.prefix_cache.forget(request.block_ids)
                 self.finish(request, RequestStatus.FINISHED_ERROR)
@@ -242,6 +242,7 @@ class Scheduler:
 
         A chunk leaves a token of the budget to each of the `num_behind` requests that it might starve.
         """
+        block_size = self.block_size
         scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
         for request in requests:  # preemption shortens the running list from its end, at most down to `request`
             num_behind -= 1
@@ -252,7 +253,7 @@ class Scheduler:
             if num_new > 1:
                 num_new = min(num_new, self.max_query_len, budget, max(budget - num_behind, 1))
             seq_len, num_blocks, new_block_ids = context_len + num_new, len(request.block_ids), ()
-            if seq_len > num_blocks * self.block_size:
+            if seq_len > num_blocks * block_size:
                 new_block_ids = self._grow(request, seq_len, output.preempted)
             row = request.row
             if row is None:
