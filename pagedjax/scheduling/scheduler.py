@@ -179,8 +179,8 @@ class Scheduler:
         }
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; refuse and return False while a running request could add stale ones."""
-        if self.num_running:
+        """Forget all cached prefixes; refuse and return False while blocks are in use, which may yet be registered."""
+        if self.pool.num_used:
             return False
         self.prefix_cache.clear()
         return True

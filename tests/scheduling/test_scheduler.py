@@ -415,10 +415,13 @@ class TestPrefixHits:
         driver.run()
         assert request.status == RequestStatus.FINISHED_ERROR
 
-    def test_the_cache_is_reset_only_while_nothing_runs(self):
+    def test_the_cache_is_reset_only_while_no_block_is_in_use(self):
+        """A finished request registers its last blocks when it is reaped: a reset before that would miss them."""
         driver = Driver()
         driver.add("a", range(10), max_tokens=3)
         driver.step()
+        assert not driver.scheduler.reset_prefix_cache()
+        driver.scheduler.abort("a")
         assert not driver.scheduler.reset_prefix_cache()
         driver.run()
         assert driver.scheduler.reset_prefix_cache()
