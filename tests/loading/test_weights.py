@@ -61,7 +61,8 @@ def test_loaded_arrays_do_not_share_memory_with_the_source():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.tree.map(np.asarray, model)) if leaf.ndim)
 
 
-def test_progress_goes_to_stderr(capsys):
+def test_progress_goes_to_stderr_where_that_is_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     load_weights(WatchedSource("smollm2"), jnp.float32)
     captured = capsys.readouterr()
     assert "Loading weights: 100%" in captured.err
