@@ -136,9 +136,11 @@ class Scheduler:
         return confirmed
 
     def finish(self, request: Request, status: RequestStatus, stop_reason: int | str | None = None) -> None:
-        """End a request; the first status stays. Its blocks are freed by the next schedule()."""
+        """End a request; the first status stays. Its blocks can be found from now on, and are freed by schedule()."""
         if request.is_finished:
             return
+        if status != RequestStatus.FINISHED_ERROR:
+            self.prefix_cache.register(request)
         request.status, request.stop_reason = status, stop_reason
         del self.requests[request.request_id]
         self._finished.append(request)
@@ -179,8 +181,8 @@ class Scheduler:
         }
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; refuse and return False while blocks are in use, which may yet be registered."""
-        if self.pool.num_used:
+        """Forget all cached prefixes; refuse and return False while a running request could add stale ones."""
+        if self.num_running:
             return False
         self.prefix_cache.clear()
         return True
@@ -290,6 +292,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps."""
+        self.prefix_cache.register(victim)
         self._release(victim)
         victim.num_computed_tokens = 0
         victim.status = RequestStatus.PREEMPTED
@@ -329,10 +332,7 @@ class Scheduler:
         return True
 
     def _release(self, request: Request) -> None:
-        """Take back the blocks, findable for the prefix cache while nobody needs them, and the row."""
         assert request.row is not None, "only a running request has something to release"
-        if request.status != RequestStatus.FINISHED_ERROR:
-            self.prefix_cache.register(request)
         self.pool.release(request.block_ids)
         request.block_ids = []
         heapq.heappush(self._free_rows, request.row)

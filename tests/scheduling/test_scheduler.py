@@ -415,18 +415,28 @@ class TestPrefixHits:
         driver.run()
         assert request.status == RequestStatus.FINISHED_ERROR
 
-    def test_the_cache_is_reset_only_while_no_block_is_in_use(self):
-        """A finished request registers its last blocks when it is reaped: a reset before that would miss them."""
+    def test_the_cache_is_reset_only_while_nothing_runs(self):
         driver = Driver()
         driver.add("a", range(10), max_tokens=3)
         driver.step()
-        assert not driver.scheduler.reset_prefix_cache()
-        driver.scheduler.abort("a")
         assert not driver.scheduler.reset_prefix_cache()
         driver.run()
         assert driver.scheduler.reset_prefix_cache()
         driver.add("b", range(10))
         assert shares(driver.step()) == {"b": 10}
+
+    def test_a_request_that_finished_before_a_reset_brings_nothing_back(self):
+        driver = Driver(block_size=4)
+        request = driver.add("a", range(7), max_tokens=2)
+        driver.dispatch()
+        driver.dispatch()
+        driver.read()
+        driver.read()
+        assert request.is_finished
+        assert driver.scheduler.stats()["num_blocks_cached"] == 2
+        assert driver.scheduler.reset_prefix_cache()
+        driver.run()
+        assert driver.scheduler.stats()["num_blocks_cached"] == 0
 
 
 class TestAdmission:

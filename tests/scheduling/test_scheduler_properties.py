@@ -137,7 +137,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.requests)
     @rule()
     def reset_prefix_cache(self):
-        assert self.scheduler.reset_prefix_cache() == (self.scheduler.pool.num_used == 0)
+        assert self.scheduler.reset_prefix_cache() == (self.scheduler.num_running == 0)
 
     @invariant()
     def nothing_contradicts(self):
