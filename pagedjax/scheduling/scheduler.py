@@ -292,7 +292,6 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps."""
-        self.prefix_cache.register(victim)
         self._release(victim)
         victim.num_computed_tokens = 0
         victim.status = RequestStatus.PREEMPTED
