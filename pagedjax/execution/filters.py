@@ -4,9 +4,8 @@ min_p keeps tokens at least min_p times as likely as the most likely one; top_k 
 shortest start of what the other two left whose share of it reaches p, hence at least one token. Equal logits are
 told apart by token id, so top_k=1 and a tiny top_p are greedy decoding.
 
-`draw_from_candidates` settles a row whose kept set lies within its first NUM_CANDIDATES tokens. For the others,
-`draw_by_rejection` (a loop that depends on the data: CPUs) and `draw_by_search` (fixed work, so that a GPU never
-waits for the host) return the best-scored token of the same set.
+`draw_from_candidates` settles a row whose kept set lies within its first NUM_CANDIDATES tokens; the others go
+through `draw_by_rejection`, which draws from the same kind of set over the whole vocabulary.
 """
 
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pagedjax.execution.cut import Cut, find_cut, is_before, is_kept, no_cut
+from pagedjax.execution.cut import Cut, cut_after, is_before, is_kept, no_cut
 from pagedjax.execution.draw import Draw, best_token, scores, shifted_logits
 from pagedjax.execution.mass import Mass, is_less, share, sums_before, token_weights, total, whole
 from pagedjax.execution.portable_math import log
@@ -49,7 +48,7 @@ def make_filters(rows: SamplingRows, candidates: Candidates, vocab_size: int) ->
     last = jnp.clip(top_k - 1, 0, NUM_CANDIDATES - 1)[:, None]
     edge_id, edge = (jnp.take_along_axis(values, last, axis=1)[:, 0] for values in candidates)
     cut = _choose(top_k <= NUM_CANDIDATES, Cut(edge, edge_id), no_cut(top_k.shape[0], vocab_size))
-    lowest = jnp.where(is_random & (rows.min_p > 0), log(rows.min_p), -jnp.inf)
+    lowest = jnp.where(is_random & (rows.min_p > 0), jnp.minimum(log(rows.min_p), 0), -jnp.inf)
     return Filters(top_k, cut, lowest, jnp.where(is_random, rows.top_p, jnp.float32(1.0)))
 
 
@@ -58,10 +57,9 @@ def is_wide_top_k(filters: Filters, vocab_size: int) -> Bool[Array, " B"]:
     return (filters.top_k > NUM_CANDIDATES) & (filters.top_k < vocab_size)
 
 
-def search_wide_top_k(filters: Filters, logits: Float[Array, "B V"], *, digit_bits: int) -> Cut:
-    """Return `filters.top_k_cut`, found for the rows whose top_k goes beyond the candidates."""
-    cut = find_cut(logits, jnp.ones(logits.shape, jnp.uint32), whole(filters.top_k), digit_bits=digit_bits)
-    return _choose(is_wide_top_k(filters, logits.shape[1]), cut, filters.top_k_cut)
+def search_wide_top_k(filters: Filters, logits: Float[Array, "B V"]) -> Cut:
+    """Return `filters.top_k_cut`, completed for the rows whose top_k goes beyond the candidates."""
+    return _choose(is_wide_top_k(filters, logits.shape[1]), cut_after(logits, filters.top_k), filters.top_k_cut)
 
 
 def mass_of_candidates(draw: Draw, filters: Filters, candidates: Candidates) -> Mass:
@@ -96,9 +94,9 @@ def draw_from_candidates(
 def draw_by_rejection(
     draw: Draw, filters: Filters, target: Mass, logits: Float[Array, "B V"], is_open: Bool[Array, " B"]
 ) -> Int[Array, " B"]:
-    """Draw for the rows that are open: take the best-scored token; if it is cut off, so is all after it; again.
+    """Draw for the rows that are open: try the best-scored token; if top_p cuts it off, so does it all after it; again.
 
-    A few rounds, one if top_p is off, none if no row is open. The first token is always kept, so it ends.
+    The rounds depend on the data: one if top_p is off, seldom over four. A row ends at its first token at the latest.
     """
     token_ids = _all_ids(logits)
     weights = _weights(draw, filters, logits, token_ids)
@@ -106,24 +104,14 @@ def draw_by_rejection(
 
     def try_best(state: tuple[Int[Array, " B"], Cut, Bool[Array, " B"]]) -> tuple:
         token, bound, is_open = state
-        best, _ = first_token(jnp.where(is_before(logits, token_ids, bound), passing, -jnp.inf))
+        best, score = first_token(jnp.where(is_before(logits, token_ids, bound), passing, -jnp.inf))
         place = Cut(jnp.take_along_axis(logits, best[:, None], axis=1)[:, 0], best)
         before = total(jnp.where(is_before(logits, token_ids, place), weights, jnp.uint32(0)))
-        return jnp.where(is_open, best, token), place, is_open & ~is_less(before, target)
+        is_rejected = ~is_less(before, target) & (score > -jnp.inf)
+        return jnp.where(is_open, best, token), place, is_open & is_rejected
 
-    nothing = jnp.zeros(logits.shape[0], jnp.int32)
-    state = (nothing, no_cut(*logits.shape), is_open)
+    state = (jnp.zeros_like(filters.top_k), no_cut(*logits.shape), is_open)
     return lax.while_loop(lambda state: jnp.any(state[2]), try_best, state)[0]
-
-
-def draw_by_search(
-    draw: Draw, filters: Filters, target: Mass, logits: Float[Array, "B V"], *, digit_bits: int
-) -> Int[Array, " B"]:
-    """Draw for every row, after a search for the last token that top_p keeps."""
-    token_ids = _all_ids(logits)
-    cut = find_cut(logits, _weights(draw, filters, logits, token_ids), target, digit_bits=digit_bits)
-    kept = _passes(draw, filters, logits, token_ids) & is_kept(logits, token_ids, cut)
-    return first_token(jnp.where(kept, scores(draw, logits, token_ids), -jnp.inf))[0]
 
 
 def _passes(

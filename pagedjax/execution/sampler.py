@@ -7,7 +7,6 @@ depends neither on the batch, its padding, nor on the variant that runs.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from pagedjax.execution.filters import (
     Candidates,
     Filters,
     draw_by_rejection,
-    draw_by_search,
     draw_from_candidates,
     is_wide_top_k,
     make_filters,
@@ -35,7 +33,12 @@ from pagedjax.execution.ranking import first_token, first_tokens
 from pagedjax.execution.sampling_rows import SamplingRows
 
 Variant = Literal["greedy", "random", "top_k", "full"]
-GPU_DIGIT_BITS = 4  # 15 thresholds a pass: eight passes over the logits instead of 32
+
+# What the full variant needs on a GPU: its conditions and loops become nodes of a CUDA graph. Without it the host waits
+# at each of them for the device (H200, behind a queue of 40 ms: dispatch took 36 ms without and 0.5 ms with it).
+GPU_COMPILER_OPTIONS = {
+    "xla_gpu_enable_command_buffer": ("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE")
+}
 
 
 def sample(
@@ -86,36 +89,22 @@ def _sample_filtered(
     token_ids, is_settled = draw_from_candidates(draw, filters, target, candidates)
     if has_wide_rows:
         is_open = is_valid & ~is_settled
-        drawn = _on_demand(
-            is_open,
-            cpu=lambda: draw_by_rejection(draw, filters, target, logits, is_open),
-            other=lambda: draw_by_search(draw, filters, target, logits, digit_bits=GPU_DIGIT_BITS),
-            otherwise=token_ids,
-        )
+        drawn = _if_any(is_open, lambda: draw_by_rejection(draw, filters, target, logits, is_open), token_ids)
         token_ids = jnp.where(is_open, drawn, token_ids)
     return token_ids, is_valid
 
 
 def _look_beyond(draw: Draw, filters: Filters, mass: Mass, logits: Float[Array, "B V"]) -> tuple[Filters, Mass]:
-    """Complete what the candidates do not tell: cuts of a large top_k, and the mass of rows without a small one."""
-    cut = _on_demand(
-        is_wide_top_k(filters, logits.shape[1]),
-        cpu=lambda: search_wide_top_k(filters, logits, digit_bits=1),
-        other=lambda: search_wide_top_k(filters, logits, digit_bits=GPU_DIGIT_BITS),
-        otherwise=filters.top_k_cut,
-    )
+    """Add what the candidates do not tell: the cut of a large top_k, and the mass of rows without a small one."""
+    is_wide = is_wide_top_k(filters, logits.shape[1])
+    cut = _if_any(is_wide, lambda: search_wide_top_k(filters, logits), filters.top_k_cut)
     filters = filters._replace(top_k_cut=cut)
     needs_mass = (filters.top_k > NUM_CANDIDATES) & (filters.top_p < 1)
-    whole_mass = partial(mass_of_vocabulary, draw, filters, logits)
-    return filters, _on_demand(needs_mass, cpu=whole_mass, other=whole_mass, otherwise=mass)
+    return filters, _if_any(needs_mass, lambda: mass_of_vocabulary(draw, filters, logits), mass)
 
 
-def _on_demand[T](is_needed: Bool[Array, " B"], *, cpu: Callable[[], T], other: Callable[[], T], otherwise: T) -> T:
-    """Compute what some row needs. A GPU would have to wait for the host to look, so there it is always computed."""
-    return lax.platform_dependent(
-        cpu=lambda: lax.cond(jnp.any(is_needed), cpu, lambda: otherwise),
-        default=other,
-    )
+def _if_any[T](is_needed: Bool[Array, " B"], compute: Callable[[], T], otherwise: T) -> T:
+    return lax.cond(jnp.any(is_needed), compute, lambda: otherwise)
 
 
 def _all_ids(logits: Float[Array, "B V"]) -> Int[Array, "B V"]:
