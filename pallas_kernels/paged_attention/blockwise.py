@@ -2,8 +2,8 @@
 
 Work is done in groups of equal shape: R rows of Q query tokens, each row of one request. The loop over a group's chunks
 ends at the longest sequence in it, and only groups with live tokens run, so cost follows the tokens present, never the
-width of the block table nor padding. Chunks start at multiples of CHUNK_TOKENS whatever else is in the batch, so a
-request's sums are taken in the same order alone, batched, chunked or decoding.
+width of the block table nor padding. Chunks start at the same positions whatever else is in the batch, so a request's
+sums are taken in the same order alone, batched, chunked or decoding.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-CHUNK_TOKENS = 128  # cached tokens an iteration
-ROWS = 16  # requests in a group of single tokens
-QUERIES = 64  # query tokens in a tile of one request
+from pallas_kernels.paged_attention.tuning import tiling
+
 FEW = 8  # query vectors of one KV head up to which XLA's CPU matmul, in large batches, loses to multiply and sum
 MASKED = -1e30  # finite, so that a row with no key in a chunk keeps a finite maximum
 
@@ -76,22 +75,22 @@ def _locate(
 def _attend_rows(
     attend: Attend, q: Float[Array, "U N H"], request: Int[Array, " U"], position: Int[Array, " U"]
 ) -> Float[Array, "U N H"]:
-    """Attend from single tokens, ROWS at a time, longest first, so that groups are even and dead rows come last."""
-    num_rows = q.shape[0]
-    if num_rows <= ROWS:
+    """Attend from single tokens, a group at a time, longest first, so that groups are even and dead rows come last."""
+    num_rows, group_size = q.shape[0], tiling().rows
+    if num_rows <= group_size:
         return attend(q[:, None], request, position[:, None])[:, 0]
     order = jnp.argsort(position, descending=True).astype(jnp.int32)
-    padding = (0, -num_rows % ROWS)
+    padding = (0, -num_rows % group_size)
     row = jnp.pad(order, padding)
     row_position = jnp.pad(position[order], padding, constant_values=-1)
 
     def attend_group(i: Int[Array, ""], out: Float[Array, "W N H"]) -> Float[Array, "W N H"]:
-        ids = lax.dynamic_slice_in_dim(row, i * ROWS, ROWS)
-        positions = lax.dynamic_slice_in_dim(row_position, i * ROWS, ROWS)
-        group = attend(q[ids][:, None], request[ids], positions[:, None])[:, 0]  # [ROWS, N, H]
-        return lax.dynamic_update_slice_in_dim(out, group, i * ROWS, axis=0)
+        ids = lax.dynamic_slice_in_dim(row, i * group_size, group_size)
+        positions = lax.dynamic_slice_in_dim(row_position, i * group_size, group_size)
+        group = attend(q[ids][:, None], request[ids], positions[:, None])[:, 0]  # [group_size, N, H]
+        return lax.dynamic_update_slice_in_dim(out, group, i * group_size, axis=0)
 
-    num_groups = -(-jnp.sum(position >= 0, dtype=jnp.int32) // ROWS)
+    num_groups = -(-jnp.sum(position >= 0, dtype=jnp.int32) // group_size)
     out = lax.fori_loop(jnp.int32(0), num_groups, attend_group, jnp.zeros((len(row), *q.shape[1:]), q.dtype))
     return out[jnp.argsort(order)]
 
@@ -99,25 +98,26 @@ def _attend_rows(
 def _attend_tiles(
     attend: Attend, q: Float[Array, "T N H"], query_start_loc: Int[Array, " C"], seq_lens: Int[Array, " B"]
 ) -> Float[Array, "T N H"]:
-    """Attend from the tokens of requests that have several, a tile of QUERIES at a time; zeros elsewhere.
+    """Attend from the tokens of requests that have several, a tile at a time; zeros elsewhere.
 
     Tiles go up in token order: what spills past a request's end is zeros, or is overwritten by the next one's tile.
     """
+    tile_size = tiling().queries
     query_lens = query_start_loc[1:] - query_start_loc[:-1]
-    num_tiles = jnp.where(query_lens > 1, -(-query_lens // QUERIES), 0)
+    num_tiles = jnp.where(query_lens > 1, -(-query_lens // tile_size), 0)
     tile_ends = jnp.cumsum(num_tiles, dtype=jnp.int32)
-    offsets = jnp.arange(QUERIES, dtype=jnp.int32)
+    offsets = jnp.arange(tile_size, dtype=jnp.int32)
 
     def attend_tile(i: Int[Array, ""], out: Float[Array, "W N H"]) -> Float[Array, "W N H"]:
         request = jnp.sum(tile_ends <= i, dtype=jnp.int32)
-        offset = (i - tile_ends[request] + num_tiles[request]) * QUERIES  # of the tile in the request's tokens
+        offset = (i - tile_ends[request] + num_tiles[request]) * tile_size  # of the tile in the request's tokens
         first = query_start_loc[request] + offset
         position = seq_lens[request] - query_lens[request] + offset + offsets
         position = jnp.where(offset + offsets < query_lens[request], position, -1)
         tile = attend(q.at[first + offsets].get(mode="clip")[None], request[None], position[None])[0]
         return lax.dynamic_update_slice_in_dim(out, tile, first, axis=0)
 
-    out = jnp.zeros((q.shape[0] + QUERIES, *q.shape[1:]), q.dtype)
+    out = jnp.zeros((q.shape[0] + tile_size, *q.shape[1:]), q.dtype)
     return lax.fori_loop(jnp.int32(0), tile_ends[-1], attend_tile, out)[: q.shape[0]]
 
 
@@ -143,29 +143,38 @@ def _attend(
     group = num_heads // num_kv_heads
     queries = q.reshape(num_rows, num_queries, num_kv_heads, group, head_dim).swapaxes(1, 2)
     queries = queries.reshape(num_rows, num_kv_heads, -1, head_dim).astype(k_pool.dtype)  # [R, K, X, H]
-    last = jnp.repeat(position, group, axis=1)  # [R, X]
-    first = jnp.zeros_like(last) if window is None else jnp.maximum(last - window + 1, 0)
-    row_last, row_first = jnp.max(last, axis=1), jnp.min(jnp.where(last < 0, jnp.iinfo(jnp.int32).max, first), axis=1)
-    blocks_per_chunk = max(CHUNK_TOKENS // block_size, 1)
+    query_position = jnp.repeat(position, group, axis=1)  # [R, X]
+    blocks_per_chunk = max(tiling().chunk_tokens // block_size, 1)
     chunk_size = blocks_per_chunk * block_size
+    first, last = _keys_used(position, window)
 
     def attend_chunk(i: Int[Array, ""], state: tuple) -> tuple:
         column = i * blocks_per_chunk + jnp.arange(blocks_per_chunk, dtype=jnp.int32)
         blocks = block_tables.at[request[:, None], column[None, :]].get(mode="clip")  # [R, blocks_per_chunk]
-        key = i * chunk_size + jnp.arange(chunk_size, dtype=jnp.int32)
-        k = _read(k_pool, blocks)
-        v = jnp.where(_within(key, row_first, row_last)[:, None, :, None], _read(v_pool, blocks), 0)  # 0 * inf is NaN
-        seen = _within(key, first, last)[:, None]  # [R, 1, X, C]
-        return _accumulate(state, queries, k, v, seen, scale=scale, soft_cap=soft_cap)
+        key = (i * chunk_size + jnp.arange(chunk_size, dtype=jnp.int32))[None]
+        used = (key >= first[:, None]) & (key <= last[:, None])
+        v = jnp.where(used[:, None, :, None], _read(v_pool, blocks), 0)  # a weight of 0 times inf would be NaN
+        seen = key[None] <= query_position[..., None]  # [R, X, C]
+        if window is not None:
+            seen &= key[None] > query_position[..., None] - window
+        return _accumulate(state, queries, _read(k_pool, blocks), v, seen[:, None], scale=scale, soft_cap=soft_cap)
 
     shape = (num_rows, num_kv_heads, num_queries * group)
     state = (*_initial(shape, sinks), jnp.zeros((*shape, head_dim), jnp.float32))
-    start = jnp.min(row_first) // chunk_size
-    stop = -(-(jnp.max(row_last) + 1) // chunk_size)
+    start, stop = jnp.min(first) // chunk_size, (jnp.max(last) + chunk_size) // chunk_size
     _, total, out = lax.fori_loop(start, stop, attend_chunk, state)
-    out = out / jnp.maximum(total, 1.0)[..., None]  # a total below 1 has seen no key
+    out = jnp.where((query_position >= 0)[:, None, :, None], out / total[..., None], 0)
     out = out.reshape(num_rows, num_kv_heads, num_queries, group, head_dim).swapaxes(1, 2)
     return out.reshape(q.shape).astype(q.dtype)
+
+
+def _keys_used(position: Int[Array, "R Q"], window: int | None) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
+    """First and last key position that any query of a row sees; the last is -1 in a dead row."""
+    last = jnp.max(position, axis=1)
+    if window is None:
+        return jnp.zeros_like(last), last
+    first = jnp.min(jnp.where(position < 0, jnp.iinfo(jnp.int32).max, position - window + 1), axis=1)
+    return jnp.maximum(first, 0), last
 
 
 def _initial(
@@ -174,7 +183,7 @@ def _initial(
     """Maximum and total of the softmax before any key: a sink counts as a key without a value."""
     if sinks is None:
         return jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32)
-    num_rows, num_kv_heads, num_queries = shape
+    _, num_kv_heads, num_queries = shape
     sink = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)  # [K, G]
     sink = jnp.tile(sink, (1, num_queries // sink.shape[1]))  # [K, X]
     return jnp.broadcast_to(sink[None], shape), jnp.ones(shape, jnp.float32)
@@ -182,16 +191,11 @@ def _initial(
 
 def _read(pool: Float[Array, "P K S H"], blocks: Int[Array, "R C"]) -> Float[Array, "R K D H"]:
     """The cached vectors in the given blocks, KV head first: a row gather, which XLA does at memory speed on a CPU."""
-    num_blocks, num_kv_heads, block_size, head_dim = pool.shape
+    num_blocks, num_kv_heads, _, head_dim = pool.shape
     head = jnp.arange(num_kv_heads, dtype=jnp.int32)
     index = jnp.clip(blocks, 0, num_blocks - 1)[:, None, :] * num_kv_heads + head[None, :, None]  # [R, K, blocks]
     rows = pool.reshape(num_blocks * num_kv_heads, -1).at[index].get(mode="promise_in_bounds")
     return rows.reshape(len(blocks), num_kv_heads, -1, head_dim)
-
-
-def _within(key: Int[Array, " C"], first: Int[Array, "*A"], last: Int[Array, "*A"]) -> Bool[Array, "*A C"]:
-    key = key.reshape((1,) * first.ndim + key.shape)
-    return (first[..., None] <= key) & (key <= last[..., None])
 
 
 def _accumulate(
@@ -204,14 +208,17 @@ def _accumulate(
     scale: float,
     soft_cap: float | None,
 ) -> tuple:
-    """Fold one chunk into (maximum [R, K, X], total [R, K, X], weighted sum of values [R, K, X, H])."""
+    """Fold one chunk into (maximum [R, K, X], total [R, K, X], weighted sum of values [R, K, X, H]).
+
+    Until a query has seen a key its maximum is MASKED and its sums are finite nonsense; its first key decays them to 0.
+    """
     maximum, total, out = state
     scores = scale * _scores(q, k)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(seen, scores, MASKED)
     new_maximum = jnp.maximum(maximum, jnp.max(scores, axis=-1))
-    weights = jnp.where(seen, jnp.exp(scores - new_maximum[..., None]), 0.0)
+    weights = jnp.exp(scores - new_maximum[..., None])
     decay = jnp.exp(maximum - new_maximum)
     total = total * decay + jnp.sum(weights, axis=-1)
     out = out * decay[..., None] + _weighted_sum(weights, v)
