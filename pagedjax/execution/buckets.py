@@ -7,7 +7,7 @@ engine compile before it says it is ready. Knows nothing of requests.
 from dataclasses import dataclass
 
 ROW_WRITER_BUCKETS = (1, 8, 64)
-SAMPLE_BUCKETS = {"cpu": (16,), "gpu": (8, 64)}  # and max_num_seqs
+SAMPLE_BUCKETS = {"cpu": (1, 16), "gpu": (8, 64)}  # and max_num_seqs
 GROWTH = {"cpu": 4, "gpu": 2}  # a CPU compiles slowly, and reads the weights once however few rows there are
 IS_FUSED = {"cpu": False, "gpu": True}  # one call a decode step saves a GPU a gap; apart, a CPU compiles half as much
 SCORE_ROWS = 64  # hidden rows scored at once for prompt_logprobs
