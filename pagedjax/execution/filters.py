@@ -64,8 +64,7 @@ def search_wide_top_k(filters: Filters, logits: Float[Array, "B V"]) -> Cut:
 
 def mass_of_candidates(draw: Draw, filters: Filters, candidates: Candidates) -> Mass:
     """Sum what top_k and min_p leave, for rows whose top_k lies within the candidates."""
-    weights = _weights(draw, filters, candidates.logits, candidates.token_ids)
-    return whole(jnp.sum(weights, axis=1, dtype=jnp.uint32))
+    return total(_weights(draw, filters, candidates.logits, candidates.token_ids))
 
 
 def mass_of_vocabulary(draw: Draw, filters: Filters, logits: Float[Array, "B V"]) -> Mass:
@@ -85,7 +84,7 @@ def draw_from_candidates(
     """Return the best kept candidate, and whether no token beyond the candidates is kept."""
     token_ids, logits = candidates
     weights = _weights(draw, filters, logits, token_ids)
-    before = whole(sums_before(weights))  # 64 * 2^26 fit 32 bits
+    before = whole(sums_before(weights))  # 63 * 2^26 fit 32 bits
     kept = _passes(draw, filters, logits, token_ids) & is_less(before, Mass(*(word[:, None] for word in target)))
     token = best_token(scores(draw, logits, token_ids), token_ids, kept)
     return token, ~kept[:, -1] | (filters.top_k <= NUM_CANDIDATES)

@@ -14,7 +14,7 @@ from pagedjax.execution.ranking import TILE
 
 WEIGHT_BITS = 26
 LOW_BITS = 13
-MAX_VOCAB_SIZE = 2 ** (32 - LOW_BITS)  # neither word of a sum overflows
+MAX_VOCAB_SIZE = 2 ** (32 - LOW_BITS) - 1  # neither word of a sum overflows
 
 
 class Mass(NamedTuple):

@@ -48,13 +48,13 @@ def exponential_variate(bits: UInt[Array, "*S"]) -> Float[Array, "*S"]:
 
 
 def fixed_point_exp(x: Float[Array, "*S"], bits: int) -> UInt[Array, "*S"]:
-    """Return exp(x) for x <= 0 in units of 2^-bits, rounded, below 2^bits; 0 for NaN and -inf. bits is at most 28."""
+    """Return exp(x) for x <= 0 in units of 2^-bits, rounded, exact at 0; 0 for NaN and -inf. bits is at most 28."""
     lowest = jnp.float32(bits + 2)
     halvings = jnp.where(x <= 0, jnp.minimum(jnp.abs(x * jnp.float32(LOG2_E)), lowest), lowest)
     whole = jnp.floor(halvings)
     mantissa = _alternating(EXP2, halvings - whole) * jnp.float32(2 ** (bits + 1))  # one bit more, to round
     shifted = mantissa.astype(jnp.int32) >> whole.astype(jnp.int32)
-    return jnp.minimum((shifted + jnp.int32(1)) >> jnp.int32(1), jnp.int32(2**bits - 1)).astype(jnp.uint32)
+    return ((shifted + jnp.int32(1)) >> jnp.int32(1)).astype(jnp.uint32)
 
 
 def _alternating(coefficients: tuple[float, ...], x: Float[Array, "*S"]) -> Float[Array, "*S"]:

@@ -15,7 +15,7 @@ VOCAB_SIZE = 300  # more than the candidates, and no multiple of a tile
 GENERATOR = np.random.default_rng(0)
 LOGITS = (GENERATOR.normal(size=(NUM_ROWS, VOCAB_SIZE)) * 3).astype(np.float32)
 TEMPERATURES = (0.0, 0.3, 1.0, 1.7)
-TOP_KS = (0, 1, 5, 64, 65, 200, 10**6)
+TOP_KS = (0, 1, 5, 64, 65, 100, 200, 10**6)
 TOP_PS = (1.0, 0.95, 0.5, 0.05)
 MIN_PS = (0.0, 0.02, 0.4)
 
@@ -30,15 +30,15 @@ def mixed_rows(seed: int, vocab_size: int = VOCAB_SIZE) -> list[Row]:
     def one(index: int) -> Row:
         output = tokens(20)
         return Row(
-            temperature=generator.choice(TEMPERATURES),
-            top_k=generator.choice(TOP_KS),
-            top_p=generator.choice(TOP_PS),
-            min_p=generator.choice(MIN_PS),
+            temperature=float(generator.choice(TEMPERATURES)),
+            top_k=int(generator.choice(TOP_KS)),
+            top_p=float(generator.choice(TOP_PS)),
+            min_p=float(generator.choice(MIN_PS)),
             seed=int(generator.integers(-(2**63), 2**63)),
             position=int(generator.integers(0, 10_000)),
-            repetition_penalty=generator.choice([1.0, 1.3, 0.8]),
-            presence_penalty=generator.choice([0.0, 0.5, -1.0]),
-            frequency_penalty=generator.choice([0.0, 0.2]),
+            repetition_penalty=float(generator.choice([1.0, 1.3, 0.8])),
+            presence_penalty=float(generator.choice([0.0, 0.5, -1.0])),
+            frequency_penalty=float(generator.choice([0.0, 0.2])),
             prompt=tokens(30),
             output=output,
             allowed=sorted(set(tokens(200))) if index % 3 == 0 else None,
@@ -146,6 +146,14 @@ def test_greedy_top_k_1_and_tiny_top_p_take_the_smaller_id_of_equal_logits() -> 
     logits = np.full((3, VOCAB_SIZE), 2.5, np.float32)
     logits[:, :7] = -1.0
     assert draw(logits, [Row(temperature=0.0), Row(top_k=1), Row(top_p=1e-6)]).tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("num_equal", [32, 128])  # within the candidates and beyond
+def test_top_p_keeps_exactly_its_share_of_equal_logits(num_equal: int) -> None:
+    logits = np.full((NUM_ROWS, VOCAB_SIZE), -np.inf, np.float32)
+    logits[:, :num_equal] = 1.5
+    drawn = [draw(logits, [Row(top_p=0.75, seed=i, position=p) for i in range(NUM_ROWS)]) for p in range(20)]
+    assert set(np.concatenate(drawn)) == set(range(num_equal * 3 // 4))
 
 
 def test_the_smallest_temperature_is_a_hundredth() -> None:

@@ -76,8 +76,10 @@ def test_noise_follows_the_gumbel_distribution() -> None:
 def test_noise_of_neighbouring_seeds_positions_and_tokens_is_uncorrelated() -> None:
     seeds = np.array([[5, 0], [6, 0], [5, 1], [5, 0]])
     values = whole_vocabulary(seeds, np.array([10, 10, 10, 11]), 50_000).astype(np.float64)
-    pairs = [np.corrcoef(values)[0, 1:], np.corrcoef(values[0, :-1], values[0, 1:])[0, 1:]]
-    assert np.abs(np.concatenate(pairs)).max() < 4 / np.sqrt(50_000)
+    for other in (values[1, 1:], values[2, 1:], values[3, 1:], values[0, 1:]):
+        assert abs(float(np.corrcoef(values[0, :-1], other)[0, 1])) < 4 / np.sqrt(50_000)
+    for row in (1, 2, 3):
+        assert abs(float(np.corrcoef(values[0], values[row])[0, 1])) < 4 / np.sqrt(50_000)
 
 
 def test_seed_words_take_any_integer_and_use_64_bits() -> None:
@@ -107,4 +109,4 @@ def test_fixed_point_exponential_is_rounded_and_bounded() -> None:
     values = np.asarray(fixed_point_exp(jnp.asarray(x), 26)).astype(np.float64)
     np.testing.assert_allclose(values, np.exp(x.astype(np.float64)) * 2**26, rtol=1.5e-6, atol=0.51)
     special = fixed_point_exp(jnp.array([0.0, -1e-9, -1e30, -np.inf, np.nan], jnp.float32), 26)
-    assert special.tolist() == [2**26 - 1, 2**26 - 1, 0, 0, 0]
+    assert special.tolist() == [2**26, 2**26, 0, 0, 0]
