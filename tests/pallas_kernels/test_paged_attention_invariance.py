@@ -13,7 +13,7 @@ from pallas_kernels.paged_attention.tuning import tiling
 # The order of the sums over a sequence is fixed; how XLA splits a dot over lanes may change with the number of rows.
 ROUNDING = {"atol": 1e-6, "rtol": 1e-6}
 
-MIXED = [(1, 32), (30, 70), (0, 40), (1, 130), (3, 3), (0, 0)]
+MIXED = [(1, 32), (30, 70), (0, 40), (1, 130), (30, 30), (0, 0)]
 DECODE = [(1, n) for n in (1, 31, 32, 33, 130, 129)]
 
 
@@ -75,21 +75,20 @@ def test_a_request_alone_equals_itself_in_a_batch(make_batch, lens, options):
             np.testing.assert_allclose(alone.attend(**options), together[start:end], **ROUNDING)
 
 
-@pytest.mark.parametrize(("options", "sizes"), [({}, (1, 16)), ({"window": 40}, (16,))], ids=["full", "window"])
-def test_a_prompt_in_chunks_equals_the_whole_prompt(make_batch, options, sizes):
+def test_a_prompt_in_chunks_equals_the_whole_prompt(make_batch):
     """Chunks of one token are decoding, so this compares tiles, rows and their sums with each other."""
     prompt = make_batch([(150, 150)])
-    whole = prompt.attend(**options)
-    for size in sizes:
+    whole = prompt.attend()
+    for size in (1, 30):
         chunks = [
             prompt.replace(
                 q=prompt.q[end - size : end],
                 query_start_loc=np.array([0, size], np.int32),
                 seq_lens=np.array([end], np.int32),
-            ).attend(**options)
+            ).attend()
             for end in range(size, 151, size)
         ]
-        np.testing.assert_allclose(np.concatenate(chunks), whole[: 150 // size * size], **ROUNDING)
+        np.testing.assert_allclose(np.concatenate(chunks), whole, **ROUNDING)
 
 
 def test_the_result_is_the_same_with_64_bit_types_on(make_batch):
