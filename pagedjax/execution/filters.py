@@ -18,7 +18,7 @@ from pagedjax.execution.cut import Cut, cut_after, is_before, is_kept, no_cut
 from pagedjax.execution.draw import Draw, best_token, scores, shifted_logits
 from pagedjax.execution.mass import Mass, is_less, share, sums_before, token_weights, total, whole
 from pagedjax.execution.portable_math import log
-from pagedjax.execution.ranking import first_token
+from pagedjax.execution.ranking import all_token_ids, first_token
 from pagedjax.execution.sampling_rows import SamplingRows
 
 NUM_CANDIDATES = 64
@@ -69,7 +69,7 @@ def mass_of_candidates(draw: Draw, filters: Filters, candidates: Candidates) -> 
 
 def mass_of_vocabulary(draw: Draw, filters: Filters, logits: Float[Array, "B V"]) -> Mass:
     """Sum what top_k and min_p leave."""
-    return total(_weights(draw, filters, logits, _all_ids(logits)))
+    return total(_weights(draw, filters, logits, all_token_ids(logits)))
 
 
 def nucleus_target(filters: Filters, mass: Mass) -> Mass:
@@ -97,7 +97,7 @@ def draw_by_rejection(
 
     The rounds depend on the data: one if top_p is off, seldom over four. A row ends at its first token at the latest.
     """
-    token_ids = _all_ids(logits)
+    token_ids = all_token_ids(logits)
     weights = _weights(draw, filters, logits, token_ids)
     passing = jnp.where(_passes(draw, filters, logits, token_ids), scores(draw, logits, token_ids), -jnp.inf)
 
@@ -124,10 +124,6 @@ def _passes(
 def _weights(draw: Draw, filters: Filters, logits: Float[Array, "B K"], token_ids: Int[Array, "B K"]) -> Array:
     passes = _passes(draw, filters, logits, token_ids)
     return jnp.where(passes, token_weights(shifted_logits(draw, logits)), jnp.uint32(0))
-
-
-def _all_ids(logits: Float[Array, "B V"]) -> Int[Array, "B V"]:
-    return jnp.broadcast_to(jnp.arange(logits.shape[1], dtype=jnp.int32), logits.shape)
 
 
 def _choose[T: tuple](condition: Bool[Array, " B"], first: T, second: T) -> T:

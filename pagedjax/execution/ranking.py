@@ -39,6 +39,11 @@ def first_tokens(logits: Float[Array, "B V"], num: int) -> tuple[Int[Array, "B n
     return index if ids is None else jnp.take_along_axis(ids, index, axis=1), logits
 
 
+def all_token_ids(logits: Float[Array, "B V"]) -> Int[Array, "B V"]:
+    """Return 0 to V - 1 in each row."""
+    return jnp.broadcast_to(jnp.arange(logits.shape[1], dtype=jnp.int32), logits.shape)
+
+
 def _first_tiles(logits: Float[Array, "B V"], num: int, tile: int) -> tuple[Int[Array, "B W"], Float[Array, "B W"]]:
     """Return columns and logits of the `num` tiles with the largest maxima, columns ascending."""
     tiles = logits.reshape(logits.shape[0], -1, tile)

@@ -29,7 +29,7 @@ from pagedjax.execution.filters import (
 )
 from pagedjax.execution.logit_edits import edit_logits
 from pagedjax.execution.mass import Mass
-from pagedjax.execution.ranking import first_token, first_tokens
+from pagedjax.execution.ranking import all_token_ids, first_token, first_tokens
 from pagedjax.execution.sampling_rows import SamplingRows
 
 Variant = Literal["greedy", "random", "top_k", "full"]
@@ -63,7 +63,7 @@ def sample(
         maximum = jnp.max(checked, axis=1)
         is_valid = jnp.isfinite(maximum)
         draw = Draw(jnp.where(is_valid, maximum, 0), rows.temperature, rows.seeds, positions)
-        token_ids, _ = first_token(scores(draw, logits, _all_ids(logits)))
+        token_ids, _ = first_token(scores(draw, logits, all_token_ids(logits)))
     else:
         token_ids, is_valid = _sample_filtered(checked, positions, rows, has_wide_rows=variant == "full")
     return jnp.where(is_valid, token_ids, 0), is_valid
@@ -105,7 +105,3 @@ def _look_beyond(draw: Draw, filters: Filters, mass: Mass, logits: Float[Array, 
 
 def _if_any[T](is_needed: Bool[Array, " B"], compute: Callable[[], T], otherwise: T) -> T:
     return lax.cond(jnp.any(is_needed), compute, lambda: otherwise)
-
-
-def _all_ids(logits: Float[Array, "B V"]) -> Int[Array, "B V"]:
-    return jnp.broadcast_to(jnp.arange(logits.shape[1], dtype=jnp.int32), logits.shape)
