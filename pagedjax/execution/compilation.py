@@ -14,6 +14,8 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from pagedjax.execution.sampler import GPU_COMPILER_OPTIONS
+
 DEFAULT_CACHE_DIR = "~/.cache/pagedjax/xla"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -42,6 +44,7 @@ def enable_cache(directory: str | None) -> None:
 def compile_all(tasks: list[Task], *, show_progress: bool) -> tuple[dict[str, jax.stages.Compiled], float]:
     """Lower each task here and compile in threads. Returns executables by name, and the seconds it took."""
     began = time.monotonic()
+    options = GPU_COMPILER_OPTIONS if jax.default_backend() == "gpu" else {}
     num_threads = max(1, min(8, os.cpu_count() or 1))
     with (
         ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as pool,
@@ -49,7 +52,7 @@ def compile_all(tasks: list[Task], *, show_progress: bool) -> tuple[dict[str, ja
     ):
 
         def finish(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-            compiled = lowered.compile()
+            compiled = lowered.compile(options)
             progress.update()
             return compiled
 

@@ -34,8 +34,8 @@ from pagedjax.execution.sampling_rows import SamplingRows
 
 Variant = Literal["greedy", "random", "top_k", "full"]
 
-# What the full variant needs on a GPU: its conditions and loops become nodes of a CUDA graph. Without it the host waits
-# at each of them for the device (H200, behind a queue of 40 ms: dispatch took 36 ms without and 0.5 ms with it).
+# What loops and conditions on data need on a GPU: they become nodes of a CUDA graph. Without it the host waits at each
+# of them for the device (H200, full variant behind a queue of 40 ms: dispatch took 36 ms without and 0.5 ms with it).
 GPU_COMPILER_OPTIONS = {
     "xla_gpu_enable_command_buffer": ("FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE")
 }

@@ -82,7 +82,12 @@ def write_slots(
     pool: Float[Array, "P K S H"], new: Float[Array, "T K H"], slot_mapping: Int[Array, " T"]
 ) -> Float[Array, "P K S H"]:
     """Write each token's heads at its slot; a slot of P * S or more is dropped."""
-    block_size = pool.shape[2]
+    num_kv_heads, block_size, head_dim = pool.shape[1:]
     block_ids, offsets = slot_mapping // block_size, slot_mapping % block_size
+    if len(slot_mapping) == 1:  # the same write as rows of one axis: XLA compiles a single token's scatter slowly
+        heads = jnp.arange(num_kv_heads, dtype=jnp.int32)
+        rows = (block_ids[:, None] * num_kv_heads + heads[None, :]) * block_size + offsets[:, None]  # [1, K]
+        flat = pool.reshape(-1, head_dim).at[rows].set(new.astype(pool.dtype), mode="drop")
+        return flat.reshape(pool.shape)
     with jax.named_scope("write_slots"):
         return pool.at[block_ids, :, offsets].set(new.astype(pool.dtype), mode="drop")
