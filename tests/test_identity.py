@@ -37,9 +37,7 @@ def make_llm(**options):
 def requests():
     rng = np.random.default_rng(5)
     prompts = [rng.integers(3, 128, int(rng.integers(2, 60))).tolist() for _ in range(COUNT)]
-    params = [
-        SamplingParams(seed=i, max_tokens=24, ignore_eos=True, **KINDS[i % len(KINDS)]) for i in range(COUNT)
-    ]
+    params = [SamplingParams(seed=i, max_tokens=24, ignore_eos=True, **KINDS[i % len(KINDS)]) for i in range(COUNT)]
     return prompts, params
 
 
