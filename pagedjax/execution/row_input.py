@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pagedjax.execution.filters import NUM_CANDIDATES
+from pagedjax.execution.gumbel import seed_words
 from pagedjax.execution.request_state import FLOATS, NUM_FIXED, SamplerState, neutral_sampler_row
 from pagedjax.execution.sampler import Variant
 from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
@@ -49,8 +50,7 @@ def pack_rows(items: Sequence[ScheduledRequest], bucket: int, *, max_blocks: int
         floats = np.array([getattr(params, name) for name in FLOATS], np.float32)
         ints = (
             max(params.top_k, 0),
-            _int32(request.seed),
-            _int32(request.seed >> 32),
+            *np.array(seed_words(request.seed), np.uint32).view(np.int32),
             request.num_prompt_tokens + params.min_tokens,
         )
         target[: 3 + len(FLOATS)] = (item.row, item.context_len, request.all_token_ids[-1], *floats.view(np.int32))
@@ -86,8 +86,3 @@ def _bit_mask(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     allowed[list(token_ids)] = 1
     return np.packbits(allowed, bitorder="little").view(np.uint32)
-
-
-def _int32(value: int) -> int:
-    """The low 32 bits of `value`, as a signed integer."""
-    return (value & 0xFFFFFFFF) - ((value & 0x80000000) << 1)

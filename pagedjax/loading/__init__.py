@@ -7,9 +7,6 @@ transformers.
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError
 from pagedjax.loading.arrays import model_from_params
@@ -18,7 +15,7 @@ from pagedjax.loading.gguf import GGUFSource, demo_path
 from pagedjax.loading.hf_config import read_model_config
 from pagedjax.loading.hub import resolve
 from pagedjax.loading.safetensors import SafetensorsSource
-from pagedjax.loading.weights import LoadedModel, WeightSource, load_weights
+from pagedjax.loading.weights import LoadedModel, WeightSource, load_weights, resolve_dtype
 from pagedjax.models.config import ModelConfig
 
 __all__ = ["LoadedModel", "WeightSource", "load_model", "resolve_dtype"]
@@ -44,13 +41,6 @@ def load_model(config: EngineConfig, *, params: Any = None, model_config: ModelC
     if model_config is not None:
         raise ConfigError(f"model_config is given for {config.model!r}, which has its own; leave it out or pass params")
     return _load_path(locate(config), config)
-
-
-def resolve_dtype(dtype: str, model_config: ModelConfig) -> jnp.dtype:
-    """Return the type that `dtype` stands for; "auto" is float32 on a CPU and the checkpoint's type elsewhere."""
-    if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else model_config.dtype
-    return jnp.dtype(dtype)
 
 
 def locate(config: EngineConfig, *, with_weights: bool = True) -> Path:

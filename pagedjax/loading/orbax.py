@@ -23,7 +23,7 @@ from pagedjax.loading.gguf_config import generation_defaults
 from pagedjax.loading.gguf_file import GGUFFile
 from pagedjax.loading.hub import resolve
 from pagedjax.loading.safetensors import SafetensorsSource
-from pagedjax.loading.weights import LoadedModel, abstract_model, load_weights
+from pagedjax.loading.weights import LoadedModel, abstract_model, load_weights, resolve_dtype
 from pagedjax.models.config import ModelConfig, RopeConfig
 from pagedjax.text.tokenizer import load_tokenizer
 
@@ -97,9 +97,7 @@ def load_orbax(path: Path, dtype: str) -> LoadedModel:
         CheckpointError: the directory is incomplete or damaged, or its arrays do not fit its configuration.
     """
     config = read_orbax_config(path)
-    if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else config.dtype
-    graphdef, state = abstract_model(config, dtype)
+    graphdef, state = abstract_model(config, resolve_dtype(dtype, config))
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     flat = nnx.to_flat_state(state)
     wanted = {_dotted(keys): jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=sharding) for keys, v in flat}

@@ -67,6 +67,13 @@ class LoadedModel:
     model: CausalLM
 
 
+def resolve_dtype(dtype: str, model_config: ModelConfig) -> jnp.dtype:
+    """Return the type that `dtype` stands for; "auto" is float32 on a CPU and the checkpoint's type elsewhere."""
+    if dtype == "auto":
+        dtype = "float32" if jax.default_backend() == "cpu" else model_config.dtype
+    return jnp.dtype(dtype)
+
+
 def load_weights(source: WeightSource, dtype: DTypeLike) -> LoadedModel:
     """Build the model that `source` belongs to and stream its weights to the device, cast to `dtype`.
 
