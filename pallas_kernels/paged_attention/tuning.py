@@ -26,3 +26,14 @@ GPU = Tiling(chunk_tokens=512, rows=64, queries=256)
 def tiling() -> Tiling:
     """The sizes for the default backend of this process."""
     return CPU if jax.default_backend() == "cpu" else GPU
+
+
+@dataclass(frozen=True)
+class DecodeTuning:
+    """How the Mosaic decode kernel uses a multiprocessor."""
+
+    streams: int  # pairs of warpgroups, one loading and one computing
+    tile: int  # keys of one step
+    stages: int  # tiles in a stream's ring
+    min_tiles: int  # least share of a worker
+    num_programs: int = 132  # multiprocessors of an H100 or H200
