@@ -6,7 +6,6 @@ one (row, KV head) to the next without draining the ring. The query heads of a K
 wgmma wants. A pair that one worker has whole is written out; parts of others go to `mosaic_merge`.
 """
 
-import math
 from functools import partial
 from typing import Any
 
@@ -18,13 +17,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.paged_attention import mosaic_work as work
+from pallas_kernels.paged_attention.mosaic_parts import LOG2E, MASKED, MATRIX, ROWS, VECTOR, accumulate, matmul
 from pallas_kernels.paged_attention.tuning import DecodeTuning
 
-ROWS = 64  # M of one wgmma
-MASKED = -1e30  # finite: a row with no key in a tile then keeps a finite maximum
 COMPUTE = 0  # the first warpgroup of a stream; the other loads
-LOG2E = math.log2(math.e)
-MATRIX, VECTOR = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1)
 
 
 def decode_parts(
@@ -204,14 +200,14 @@ def _kernel(
             heads = pl.ds(head * group, group)
             plgpu.copy_gmem_to_smem(q.at[token, heads], own.at[pl.ds(0, group)], q_loaded.at[stream])
             plgpu.barrier_wait(q_loaded.at[stream])
-            q_smem[stream] = plgpu.layout_cast(own[...], MATRIX)
+            q_smem[stream] = plgpu.load(own, layout=MATRIX)
             plgpu.commit_smem()
 
             def attend(i, carry, *, is_masked):
                 acc, row_max, row_sum = carry
                 slot = slot_of(ring + i)
                 plgpu.barrier_wait(k_loaded.at[slot])
-                scores = _matmul(q_smem.at[stream], k_smem.at[slot].T, (ROWS, tile))
+                scores = matmul(q_smem.at[stream], k_smem.at[slot].T, (ROWS, tile))
                 plgpu.barrier_arrive(k_free.at[slot])
                 if soft_cap is None:
                     scores *= scale * LOG2E
@@ -231,11 +227,11 @@ def _kernel(
                 acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [0])
                 plgpu.barrier_wait(v_loaded.at[slot])
                 if is_masked:  # a weight of 0 times what an unwritten slot holds may be NaN
-                    values = plgpu.layout_cast(v_smem[slot], MATRIX)
+                    values = plgpu.load(v_smem.at[slot], layout=MATRIX)
                     line = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=MATRIX) + key
                     v_smem[slot] = jnp.where(line < seq_len, values, jnp.zeros_like(values))
                     plgpu.commit_smem()
-                acc = _accumulate(acc, p.astype(q.dtype), v_smem.at[slot], None if p_smem is None else p_smem.at[stream])
+                acc = accumulate(acc, p.astype(q.dtype), v_smem.at[slot], None if p_smem is None else p_smem.at[stream])
                 plgpu.barrier_arrive(v_free.at[slot])
                 return acc, new_max, row_sum
 
@@ -284,7 +280,7 @@ def _kernel(
 
 def _write_zeros(is_dead, staging, out, worker, num_workers):
     """Zero the output of dead tokens, each worker every W-th token."""
-    num_tokens, num_heads, _ = out.shape
+    num_tokens, num_heads = is_dead.shape[0], out.shape[1]
     staging[...] = plgpu.layout_cast(jnp.zeros(staging.shape, out.dtype), MATRIX)
     plgpu.commit_smem()
 
@@ -301,22 +297,3 @@ def _write_zeros(is_dead, staging, out, worker, num_workers):
                     plgpu.copy_smem_to_gmem(staging.at[pl.ds(0, count)], out.at[token, pl.ds(first, count)])
 
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-
-def _matmul(a_smem, b_smem, shape):
-    """A @ B in float32 with both operands in SMEM."""
-
-    def run(acc):
-        plgpu.wgmma(acc, a_smem, b_smem)
-        return acc[...]
-
-    return pl.run_scoped(run, plgpu.ACC(shape, jnp.float32))
-
-
-def _accumulate(acc, p, v_smem, p_smem):
-    """acc + P @ V. P stays in registers when compiled; interpret mode knows neither that nor a carried accumulator."""
-    if p_smem is None:
-        return pl.run_state(lambda ref: plgpu.wgmma(ref, p, v_smem))(plgpu.ACC.init(acc))
-    p_smem[...] = p
-    plgpu.commit_smem()
-    return acc + _matmul(p_smem, v_smem, acc.shape)

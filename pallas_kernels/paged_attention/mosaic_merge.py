@@ -16,8 +16,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.paged_attention import mosaic_work as work
+from pallas_kernels.paged_attention.mosaic_parts import MASKED
 
-MASKED = -1e30
 AT_ONCE = 8  # parts whose loads are under way together
 
 

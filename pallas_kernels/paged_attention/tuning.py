@@ -37,3 +37,12 @@ class DecodeTuning:
     stages: int  # tiles in a stream's ring
     min_tiles: int  # least share of a worker
     num_programs: int = 132  # multiprocessors of an H100 or H200
+
+
+@dataclass(frozen=True)
+class PrefillTuning:
+    """How a program of the Mosaic prefill kernel is built."""
+
+    warpgroups: int  # that compute, 64 rows each
+    kv_tile: int  # keys of one step
+    stages: int  # tiles in the ring
