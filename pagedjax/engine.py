@@ -7,18 +7,22 @@
 thread drives an engine (`async_engine` gives it one).
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
+from flax import nnx
 
 from pagedjax.config import EngineConfig, resolve
 from pagedjax.device import check_devices
 from pagedjax.errors import InvalidRequestError
 from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResult
+from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
 from pagedjax.loading import load_model
 from pagedjax.loading.generation_config import generation_defaults
@@ -31,6 +35,8 @@ from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.request import RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 LOOKAHEAD = 1  # steps in flight while the host works on the one before
 
@@ -82,7 +88,10 @@ class LLMEngine:
       params: the model's parameters as a pytree, in place of a checkpoint; needs `model_config`.
       model_config: the model's shape, where it is not read from a checkpoint.
       loaded, tokenizer: a model and tokenizer that exist already, in place of loading them.
-      show_progress: progress bars for loading and compiling, and the ledger, on stderr.
+      show_progress: progress bars for loading and compiling, on stderr.
+
+    Attributes:
+      start_up_seconds: how long each phase of the construction took, in order; the phases add up to all of it.
 
     Raises:
       ConfigError: the options, the checkpoint or the memory do not allow it.
@@ -98,17 +107,23 @@ class LLMEngine:
         tokenizer: Tokenizer | None = None,
         show_progress: bool = False,
     ):
+        phases = PhaseTimes()
         platform = check_devices()
-        began = time.monotonic()
+        phases.end("starting the device")
         loaded = loaded or load_model(config, params=params, model_config=model_config)
-        self.load_seconds = time.monotonic() - began
+        jax.block_until_ready(nnx.state(loaded.model))
+        phases.end("loading weights")
         self.config = resolve(config, max_position_embeddings=loaded.config.max_position_embeddings, platform=platform)
         self.model_config = loaded.config
         has_checkpoint = params is None and model_config is None and tokenizer is None
         self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
         self.default_sampling_params = generation_defaults(self.config) if has_checkpoint else {}
         self._input = RequestInput(self.config, loaded.config, self.tokenizer, self._eos_token_ids())
-        self._runner = ModelRunner(loaded, self.config, show_progress=show_progress)
+        phases.end("loading the tokenizer")
+        self._runner = ModelRunner(loaded, self.config, phases=phases, show_progress=show_progress)
+        if platform == "gpu":  # a CPU has nothing left to prepare
+            self._runner.warm_up()
+            phases.end("warm-up")
         max_model_len = self.config.max_model_len
         assert max_model_len is not None, "resolved above"
         self._scheduler = Scheduler(
@@ -125,6 +140,9 @@ class LLMEngine:
         self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
         self._due: dict[str, None] = {}  # requests that finished outside a step: aborted ones
         self._counts = {"prompt_tokens": 0, "generation_tokens": 0}
+        self.start_up_seconds = phases.seconds
+        for line in [*self.start_up_lines(), phases.line()]:
+            logger.info("%s", line)
 
     def add_request(
         self,
@@ -217,13 +235,11 @@ class LLMEngine:
         self._scheduler.check_integrity()
 
     def start_up_lines(self) -> list[str]:
-        """What to print once the engine is ready: ledger, executables, times."""
+        """What is logged when the engine is ready, beside the times: ledger and executables."""
         runner = self._runner
         return [
             *runner.ledger.lines(),
-            f"Loading weights took {self.load_seconds:.1f} s",
-            f"Compiling {runner.num_executables} executables ({runner.num_full_model_executables} of the whole "
-            f"model) took {runner.compile_seconds:.1f} s",
+            f"{runner.num_executables} executables, {runner.num_full_model_executables} of the whole model",
         ]
 
     @property

@@ -29,8 +29,6 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     listener = listen(server_config)
     with listener:
         llm_engine = pagedjax.LLMEngine(engine_config, show_progress=True)
-        for line in llm_engine.start_up_lines():
-            logger.info("%s", line)
         gc.collect()
         gc.freeze()  # what is loaded now stays: the collector need not walk it again during a step
         return asyncio.run(serve(AsyncEngine(llm_engine), server_config, listener))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pagedjax import InvalidRequestError, RequestOutputKind, SamplingParams
+from pagedjax.execution.buckets import IS_FUSED
 from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -244,6 +245,34 @@ def test_watchers_see_block_tables_and_chunks(engine):
     while engine.has_unfinished_requests():
         seen += [(one.num_scheduled_tokens, one.context_len, len(one.block_table)) for one in engine.step().scheduled]
     assert seen[:3] == [(64, 0, 8), (6, 64, 9), (1, 70, 9)]
+
+
+def test_a_warm_up_changes_nothing_that_a_request_sees(engine):
+    """It runs every executable on padding, over whatever earlier requests left in rows and blocks."""
+    plain = {"temperature": 1.0, "seed": 3, "max_tokens": 12, "ignore_eos": True}
+    kinds = [plain, {**plain, "repetition_penalty": 1.5, "logprobs": 2}, {**plain, "top_p": 0.5, "min_tokens": 4}]
+    requests = [(str(i), [5, i, 9], SamplingParams(**kind)) for i, kind in enumerate(kinds)]
+    before = run_all(engine, requests)
+    engine._runner.warm_up()
+    after = run_all(engine, requests)
+    assert all(after[k].outputs[0].token_ids == before[k].outputs[0].token_ids for k in before)
+    assert engine.stats()["num_compilations_after_ready"] == 0
+
+
+def test_an_engine_on_a_gpu_is_warm_when_it_is_ready(monkeypatch, caplog):
+    """With the executables that a GPU has, of which some sample in the same call."""
+    monkeypatch.setattr("pagedjax.engine.check_devices", lambda: "gpu")
+    monkeypatch.setitem(IS_FUSED, "cpu", True)
+    with caplog.at_level("INFO", logger="pagedjax"):
+        engine = fake_engine(max_num_seqs=2, max_num_batched_tokens=16, num_gpu_blocks_override=33)
+    assert list(engine.start_up_seconds) == [
+        "starting the device", "loading weights", "loading the tokenizer", "lowering", "compiling", "pool allocation",
+        "warm-up",
+    ]  # fmt: skip
+    assert caplog.messages[-1].startswith(f"Ready in {sum(engine.start_up_seconds.values()):.1f} s: starting the dev")
+    assert any(message.startswith("CPU KV cache size: 256 tokens") for message in caplog.messages)
+    out = run_all(engine, [("a", [5, 250, 3], GREEDY)])["a"]
+    assert out.outputs[0].token_ids == continuation([5, 250, 3], 20)
 
 
 def test_logits_that_are_not_finite_end_that_request_alone():

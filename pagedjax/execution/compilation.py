@@ -4,7 +4,6 @@ Also counts compilations, because one after start-up is a bug that a metric show
 """
 
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.sampler import GPU_COMPILER_OPTIONS
 
 DEFAULT_CACHE_DIR = "~/.cache/pagedjax/xla"
@@ -41,9 +41,12 @@ def enable_cache(directory: str | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def compile_all(tasks: list[Task], *, show_progress: bool) -> tuple[dict[str, jax.stages.Compiled], float]:
-    """Lower each task here and compile in threads. Returns executables by name, and the seconds it took."""
-    began = time.monotonic()
+def compile_all(tasks: list[Task], phases: PhaseTimes, *, show_progress: bool) -> dict[str, jax.stages.Compiled]:
+    """Lower each task here and compile in threads; return executables by name.
+
+    The phase "lowering" lasts until every task is lowered, with compilations under way beside it; what is left of them
+    then is "compiling".
+    """
     options = GPU_COMPILER_OPTIONS if jax.default_backend() == "gpu" else {}
     num_threads = max(1, min(8, os.cpu_count() or 1))
     with (
@@ -57,8 +60,10 @@ def compile_all(tasks: list[Task], *, show_progress: bool) -> tuple[dict[str, ja
             return compiled
 
         futures = {task.name: pool.submit(finish, task.function.lower(*task.arguments)) for task in tasks}
+        phases.end("lowering")
         executables = {name: future.result() for name, future in futures.items()}
-    return executables, time.monotonic() - began
+    phases.end("compiling")
+    return executables
 
 
 class CompilationCounter:

@@ -19,6 +19,7 @@ from pagedjax.execution import kv_cache
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
 from pagedjax.execution.compilation import CompilationCounter, Task, compile_all, enable_cache, jit_with, shapes_of
 from pagedjax.execution.model_input import is_decode_batch, pack_changes
+from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import (
     NUM_FIXED,
     empty_rows,
@@ -89,9 +90,16 @@ class HostTimes:
 
 
 class ModelRunner:
-    """Device side of one engine. Construction loads nothing but allocates and compiles everything."""
+    """Device side of one engine. Construction allocates and compiles everything, and times that in `phases`."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, show_progress: bool = False):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        phases: PhaseTimes | None = None,
+        show_progress: bool = False,
+    ):
         assert config.max_model_len is not None, "the engine resolves it"
         assert config.max_num_batched_tokens is not None, "the engine resolves it"
         enable_cache(config.compilation_cache_dir)
@@ -111,7 +119,7 @@ class ModelRunner:
         self._wide = neutral_sampler_rows(config.max_num_seqs, self._vocab_size)
         self._dirty_rows: set[int] = set()  # wide rows that are not neutral
         self._neutral = neutral_sampler_row(self._vocab_size)
-        self._build(loaded, show_progress)
+        self._build(loaded, phases or PhaseTimes(), show_progress)
         self.num_compilations_after_ready = 0  # anything else is a bug
 
     @property
@@ -163,6 +171,38 @@ class ModelRunner:
         self.times.wait += time.perf_counter() - began
         return result
 
+    def warm_up(self) -> None:
+        """Run every executable once, on padding alone, which writes nothing.
+
+        The first run of an executable on a GPU loads its kernels and records its CUDA graph, which no request should
+        wait for. The engine calls this before it takes any.
+        """
+        no_rows = self._config.max_num_seqs
+        last_hidden = [self._warm_up_forward(shape) for shape in self._forward_shapes()][-1]
+        for shape in self._decode_shapes() if self.buckets.is_fused else []:
+            packed = pack_changes([], shape, max_num_seqs=no_rows)
+            for variant in PLAIN_VARIANTS:
+                run = self._executables[f"decode {shape.num_rows} {variant}"]
+                self._kv_cache, self._rows, _ = run(self._leaves, self._kv_cache, self._rows, packed)
+        for bucket in self.buckets.sample:
+            rows = np.full(bucket, no_rows, np.int32)
+            results = [self._run_sample(variant, last_hidden, rows) for variant in (*PLAIN_VARIANTS, *WIDE_VARIANTS)]
+            self._executables[f"logprobs {bucket}"](self._leaves, last_hidden, results[-1])
+        for bucket in ROW_WRITER_BUCKETS:
+            packed = pack_rows([], bucket, max_blocks=self._max_blocks, max_num_seqs=no_rows)
+            self._rows = self._executables[f"write rows {bucket}"](self._rows, packed)
+        self._write_wide(no_rows, self._neutral)
+        jax.block_until_ready((self._kv_cache, self._rows, self._wide))
+
+    def _warm_up_forward(self, shape: StepShape) -> jax.Array:
+        packed = pack_changes([], shape, max_num_seqs=self._config.max_num_seqs)
+        run = self._executables[_forward_name(shape)]
+        self._kv_cache, self._rows, hidden, last_hidden = run(self._leaves, self._kv_cache, self._rows, packed)
+        if not shape.is_decode:
+            index = np.zeros(SCORE_ROWS, np.int32)
+            self._executables[f"score {shape.num_tokens}"](self._leaves, hidden, index, index)
+        return last_hidden
+
     def close(self) -> None:
         """Free the device arrays now rather than when the last reference goes."""
         for array in jax.tree.leaves((self._kv_cache, self._rows, self._wide)):
@@ -202,15 +242,19 @@ class ModelRunner:
         bucket = bucket_for(len(sampling), self.buckets.sample)
         rows = np.full(bucket, self._config.max_num_seqs, np.int32)
         rows[: len(sampling)] = [item.row for item in sampling]
-        wide = self._wide if variant in WIDE_VARIANTS else None
-        run = self._executables[f"sample {bucket} {variant}"]
-        self._rows, wide, result = run(self._leaves, self._rows, wide, last_hidden, rows)
-        if wide is not None:
-            self._wide = wide
+        result = self._run_sample(variant, last_hidden, rows)
         logprobs = None
         if with_logprobs:
             logprobs = self._executables[f"logprobs {bucket}"](self._leaves, last_hidden, result)
         return result, logprobs
+
+    def _run_sample(self, variant: str, last_hidden: jax.Array, rows: np.ndarray) -> jax.Array:
+        wide = self._wide if variant in WIDE_VARIANTS else None
+        run = self._executables[f"sample {len(rows)} {variant}"]
+        self._rows, wide, result = run(self._leaves, self._rows, wide, last_hidden, rows)
+        if wide is not None:
+            self._wide = wide
+        return result
 
     def _score(self, batch: list[ScheduledRequest], hidden: jax.Array) -> Iterator[PromptScore]:
         """Score each prompt token whose predecessor is in this step, SCORE_ROWS at a time."""
@@ -253,7 +297,7 @@ class ModelRunner:
         self.times.pack += now - began
         return now
 
-    def _build(self, loaded: LoadedModel, show_progress: bool) -> None:
+    def _build(self, loaded: LoadedModel, phases: PhaseTimes, show_progress: bool) -> None:
         """Size the pool, allocate it and compile every executable."""
         dtype = self._dtype
         config = self._config
@@ -274,7 +318,7 @@ class ModelRunner:
             )  # fmt: skip
             self._leaves = functions.leaves
             tasks = self._tasks(functions, loaded, num_blocks)
-            self._executables, self.compile_seconds = compile_all(tasks, show_progress=show_progress)
+            self._executables = compile_all(tasks, phases, show_progress=show_progress)
             ledger = plan(_temporaries(tasks, self._executables))
             if ledger.num_blocks >= num_blocks:
                 break
@@ -285,6 +329,8 @@ class ModelRunner:
         self._kv_cache = kv_cache.allocate(
             loaded.config, num_blocks=ledger.num_blocks, block_size=config.block_size, dtype=dtype
         )
+        jax.block_until_ready(self._kv_cache)
+        phases.end("pool allocation")
 
     def _tasks(self, functions: StepFunctions, loaded: LoadedModel, num_blocks: int) -> list[Task]:
         """Every executable: decode and forward hold the whole model, the others the head or less."""
@@ -299,12 +345,10 @@ class ModelRunner:
             states = jax.ShapeDtypeStruct((bucket, hidden), self._dtype)
             arguments = (leaves, states, _ints(SCORE_ROWS), _ints(SCORE_ROWS))
             tasks.append(Task(f"score {bucket}", jit_with(functions.score), arguments))
-        shapes = [self.buckets.forward_shape(bucket) for bucket in self.buckets.tokens]
-        decode_shapes = [self.buckets.decode_shape(bucket) for bucket in self.buckets.decode]
-        for shape in shapes if self.buckets.is_fused else [*shapes, *decode_shapes]:
+        for shape in self._forward_shapes():
             run = jit_with(functions.forward, donate=(1, 2), shape=shape)
             tasks.append(Task(_forward_name(shape), run, (leaves, cache, rows, _ints(shape.packed_size)), True))
-        for shape in decode_shapes if self.buckets.is_fused else []:
+        for shape in self._decode_shapes() if self.buckets.is_fused else []:
             for variant in PLAIN_VARIANTS:
                 run = jit_with(functions.decode, donate=(1, 2), shape=shape, variant=variant)
                 arguments = (leaves, cache, rows, _ints(shape.packed_size))
@@ -323,6 +367,14 @@ class ModelRunner:
         run = jit_with(write_sampler_row, donate=(0,))
         tasks.append(Task("write sampler row", run, (wide, _ints(), shapes_of(self._neutral))))
         return tasks
+
+    def _forward_shapes(self) -> list[StepShape]:
+        """The shapes of `forward`; decode steps are among them where they are not fused with sampling."""
+        shapes = [self.buckets.forward_shape(bucket) for bucket in self.buckets.tokens]
+        return shapes if self.buckets.is_fused else [*shapes, *self._decode_shapes()]
+
+    def _decode_shapes(self) -> list[StepShape]:
+        return [self.buckets.decode_shape(bucket) for bucket in self.buckets.decode]
 
 
 def _forward_name(shape: StepShape) -> str:
