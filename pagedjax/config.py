@@ -14,6 +14,7 @@ from pagedjax.errors import ConfigError
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "gpu": 8192}
 CPU_KV_CACHE_BYTES = 1 << 30  # default pool on a CPU, where there is no device memory to take a share of
+DUMMY_PREFIX = "dummy:"  # of models that are shapes without weights
 MAX_LOGPROBS = 64  # rows of top log probabilities have this fixed width
 
 # Known to vLLM's users but not built here: the one value that is taken, and what to say about any other.
@@ -41,8 +42,8 @@ class EngineConfig:
 
     model: str = option(
         "demo",
-        "Hugging Face directory or hub name, .gguf file, Orbax directory, "
-        "or 'demo' for the embedded SmolLM2-135M-Instruct.",
+        "Hugging Face directory or hub name, .gguf file, Orbax directory, 'demo' for the embedded "
+        "SmolLM2-135M-Instruct, or 'dummy:llama-8b' and 'dummy:qwen3-0.6b' for random weights of these shapes.",
         positional=True,
     )
     tokenizer: str | None = option(None, "Tokenizer directory or hub name; the model's own if unset.")
@@ -106,6 +107,11 @@ class EngineConfig:
     def model_name(self) -> str:
         """The name clients see."""
         return self.served_model_name or self.model
+
+    @property
+    def has_dummy_weights(self) -> bool:
+        """Whether the weights are random, made from a configuration alone."""
+        return self.load_format == "dummy" or self.model.startswith(DUMMY_PREFIX)
 
 
 def resolve(config: EngineConfig, *, max_position_embeddings: int, platform: str) -> EngineConfig:
@@ -186,6 +192,10 @@ def _check_agreement(config: EngineConfig) -> None:
         raise ConfigError(
             f"max_num_batched_tokens is {budget}, below max_num_seqs {config.max_num_seqs}; "
             "every running request needs one token an iteration: raise it or lower --max-num-seqs"
+        )
+    if config.model.startswith(DUMMY_PREFIX) and config.load_format not in ("auto", "dummy"):
+        raise ConfigError(
+            f"load_format is {config.load_format!r}, but {config.model!r} is a shape without weights; leave it out"
         )
     if config.kv_cache_memory_bytes is not None and config.num_gpu_blocks_override is not None:
         raise ConfigError(

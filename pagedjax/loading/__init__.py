@@ -35,7 +35,7 @@ def load_model(config: EngineConfig, *, params: Any = None, model_config: ModelC
         if model_config is None:
             raise ConfigError("params are given without model_config; pass the ModelConfig that they belong to")
         return model_from_params(params, model_config, dtype=resolve_dtype(config.dtype, model_config))
-    if config.load_format == "dummy":
+    if config.has_dummy_weights:
         model_config = model_config or _configuration_alone(locate(config, with_weights=False))
         return dummy_model(model_config, dtype=resolve_dtype(config.dtype, model_config), seed=config.seed)
     if model_config is not None:

@@ -1,4 +1,4 @@
-"""Model names: a local path as it is, or a repository on the Hugging Face hub, downloaded or from the cache.
+"""Model names: a local path as it is, a shape of our own, or a repository on the hub, downloaded or from the cache.
 
 Only safetensors, configuration and tokenizer files are fetched, never pickles. Offline mode is the hub library's own
 (HF_HUB_OFFLINE). Reads no file's content.
@@ -7,6 +7,7 @@ Only safetensors, configuration and tokenizer files are fetched, never pickles. 
 import re
 from pathlib import Path
 
+from pagedjax.config import DUMMY_PREFIX
 from pagedjax.errors import ConfigError
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
@@ -25,6 +26,8 @@ OTHER_PATTERNS = (
 )
 IGNORED_PATTERNS = ("*/*", "consolidated*")  # other formats of the same weights
 
+SHAPES = Path(__file__).parent / "shapes"
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -36,6 +39,8 @@ def resolve(
     Raises:
         ConfigError: there is no such path, repository or revision, access is not granted, or the hub is out of reach.
     """
+    if model.startswith(DUMMY_PREFIX):
+        return _shape(model.removeprefix(DUMMY_PREFIX))
     path = Path(model).expanduser()
     if model and path.exists():
         return path
@@ -51,6 +56,13 @@ def resolve(
             "can run code: use a repository with safetensors, or convert the weights and pass their directory"
         )
     return directory
+
+
+def _shape(name: str) -> Path:
+    """The directory of a config.json that comes with the package, for models without weights."""
+    if name not in (known := sorted(path.name for path in SHAPES.iterdir())):
+        raise ConfigError(f"there is no shape {name!r:.80}; choose one of {', '.join(known)}")
+    return SHAPES / name
 
 
 def _download(model: str, revision: str | None, download_dir: str | None, *, with_weights: bool) -> Path:

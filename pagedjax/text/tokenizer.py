@@ -24,7 +24,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.js
 def load_tokenizer(config: EngineConfig, *, has_checkpoint: bool = True) -> "Tokenizer | None":
     """Load the tokenizer of `config.tokenizer`, or else of `config.model`, with `config.chat_template`.
 
-    None where the weights are made up (`has_checkpoint=False`: the caller's own; `load_format="dummy"`) and no
+    None where the weights are made up (`has_checkpoint=False`: the caller's own; or dummy weights) and no
     tokenizer comes with them: such an engine takes token ids only.
 
     Raises:
@@ -33,7 +33,7 @@ def load_tokenizer(config: EngineConfig, *, has_checkpoint: bool = True) -> "Tok
     if config.tokenizer is None and not has_checkpoint:
         return None
     path = _tokenizer_path(config)
-    if config.tokenizer is None and config.load_format == "dummy" and not _has_tokenizer(path):
+    if config.tokenizer is None and config.has_dummy_weights and not _has_tokenizer(path):
         return None
     hf = tokenizer_from_gguf(path) if path.suffix == ".gguf" else _from_directory(path)
     return Tokenizer(hf, chat_template=load_chat_template(config.chat_template))

@@ -8,8 +8,10 @@ from flax import nnx
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError
-from pagedjax.loading import load_model
-from pagedjax.loading.hf_config import model_config_from_hf
+from pagedjax.loading import hub, load_model, locate
+from pagedjax.loading.hf_config import model_config_from_hf, read_model_config
+from pagedjax.loading.weights import abstract_model
+from pagedjax.text.tokenizer import load_tokenizer
 from tests.loading.tiny_checkpoints import write_checkpoint, write_config
 from tests.oracles import tiny_models
 
@@ -53,3 +55,28 @@ def test_a_model_config_beside_real_weights_is_refused(tmp_path):
     config = model_config_from_hf(tiny_models.CASES["smollm2"])
     with pytest.raises(ConfigError, match="which has its own"):
         load_model(EngineConfig(model=str(write_checkpoint(tmp_path, "smollm2"))), model_config=config)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [("llama-8b", 8_030_261_248), ("qwen3-0.6b", 596_049_920)],  # Llama 3 8B and Qwen3 0.6B
+)
+def test_a_shape_by_name_has_the_parameters_of_the_model_it_stands_for(name, num_parameters):
+    config = read_model_config(locate(EngineConfig(model=f"dummy:{name}"), with_weights=False))
+    state = abstract_model(config, jnp.bfloat16)[1]
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == num_parameters
+
+
+def test_a_shape_by_name_needs_no_load_format_and_no_tokenizer(monkeypatch, tmp_path):
+    write_config(tmp_path / "tiny", "smollm2")
+    monkeypatch.setattr(hub, "SHAPES", tmp_path)
+    config = EngineConfig(model="dummy:tiny")
+    assert load_model(config).config.architecture == "LlamaForCausalLM"
+    assert load_tokenizer(config) is None
+
+
+def test_an_unknown_shape_and_a_shape_with_weights_are_refused():
+    with pytest.raises(ConfigError, match=r"there is no shape 'llama-9b'; choose one of llama-8b, qwen3-0\.6b"):
+        load_model(EngineConfig(model="dummy:llama-9b"))
+    with pytest.raises(ConfigError, match="load_format is 'gguf', but 'dummy:llama-8b' is a shape without weights"):
+        EngineConfig(model="dummy:llama-8b", load_format="gguf")
