@@ -1,4 +1,4 @@
-"""The command line: `pagedjax serve | generate | chat | convert`, also as `python -m pagedjax`.
+"""The command line: `pagedjax serve | generate | chat | convert | bench`, also as `python -m pagedjax`.
 
 Each command's flags are the fields of its config dataclasses. An error made on purpose ends it with one line and
 status 2. JAX must not have started when a command begins, because its share of the GPU's memory is fixed then.
@@ -10,11 +10,12 @@ import importlib.metadata
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pagedjax import bench
 from pagedjax.config import EngineConfig, option
 from pagedjax.errors import ConfigError, PagedJaxError
 from pagedjax.flags import parse_flags
@@ -66,21 +67,44 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "pagedjax") -
     """Run the command that the first argument names, and return its exit status."""
     name, *rest = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     if name in ("--help", "-h"):
-        print(_overview(program))
+        summaries = {name: command.summary for name, command in COMMANDS.items()}
+        print(_overview(program, {**summaries, "bench": "Measure latency, throughput, a server."}))
         return 0
     if name == "--version":
         print(f"pagedjax {importlib.metadata.version('pagedjax')}")
         return 0
+    if name == "bench":
+        return _bench(rest, program=f"{program} bench")
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"commands are {', '.join(COMMANDS)}"
-        return _fail(program, f"unknown command {name!r}; {hint}")
+        return _fail(program, _unknown("command", name, [*COMMANDS, "bench"]))
     return run_command(name, rest, program=f"{program} {name}")
 
 
 def run_command(name: str, arguments: Sequence[str], *, program: str) -> int:
     """Run one command on its arguments and return its exit status."""
-    command = COMMANDS[name]
+    return _run(COMMANDS[name], arguments, program)
+
+
+def _bench(arguments: Sequence[str], *, program: str) -> int:
+    """Run the subcommand of `bench` that the first argument names."""
+    name, *rest = arguments or ["--help"]
+    if name in ("--help", "-h"):
+        print(_overview(program, bench.SUBCOMMANDS))
+        return 0
+    if name not in bench.SUBCOMMANDS:
+        return _fail(program, _unknown("measurement", name, list(bench.SUBCOMMANDS)))
+    module = bench.load(name)
+
+    def measure(*configs: Any) -> int:
+        for config in configs:
+            if isinstance(config, EngineConfig):
+                _prepare(config, logging.INFO)
+        return module.run(*configs)
+
+    return _run(_Command(measure, module.CONFIGS, bench.SUBCOMMANDS[name]), rest, f"{program} {name}")
+
+
+def _run(command: "_Command", arguments: Sequence[str], program: str) -> int:
     try:
         return command.function(*parse_flags(command.configs, arguments, program=program, summary=command.summary))
     except PagedJaxError as error:
@@ -155,8 +179,13 @@ def _prepare(engine: EngineConfig, level: int) -> None:
     reserve_device_memory(engine.gpu_memory_utilization)
 
 
-def _overview(program: str) -> str:
-    lines = [f"  {name:10}{command.summary}" for name, command in COMMANDS.items()]
+def _unknown(kind: str, name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"unknown {kind} {name!r}; " + (f"did you mean {close[0]}?" if close else f"{kind}s are {', '.join(known)}")
+
+
+def _overview(program: str, summaries: Mapping[str, str]) -> str:
+    lines = [f"  {name:12}{summary}" for name, summary in summaries.items()]
     return "\n".join(
         [f"usage: {program} COMMAND [flags]", "", *lines, "", f"{program} COMMAND --help lists its flags."]
     )

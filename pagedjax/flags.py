@@ -1,8 +1,9 @@
 """Command line flags made from the fields of config dataclasses: names, types, choices and help in one place.
 
 A field `max_model_len` becomes `--max-model-len` (or `--max_model_len`), a bool also `--no-...`, a Literal its choices.
-Field metadata: help, short, positional. Only flags that were given are passed on, so defaults stand in the
-dataclass alone. Knows vLLM's other flags, to say why one is refused; knows nothing of engines or servers.
+Field metadata: help, short, positional, several (one flag takes several words). Only flags that were given are passed
+on, so defaults stand in the dataclass alone. Knows vLLM's other flags, to say why one is refused; knows nothing of
+engines or servers.
 """
 
 import argparse
@@ -89,7 +90,7 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hi
     else:
         options["metavar"] = "JSON" if kind is dict else kind.__name__.upper()
     if is_list:
-        options["action"] = "append"
+        options |= {"action": "extend", "nargs": "+"} if field.metadata.get("several") else {"action": "append"}
     parser.add_argument(*names, type=_PARSERS[kind], **options)
 
 

@@ -61,7 +61,7 @@ def made(monkeypatch):
 def test_without_a_command_the_overview_is_shown(capsys):
     assert cli.main([]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in ("serve", "generate", "chat", "convert"))
+    assert all(f"  {name} " in shown for name in ("serve", "generate", "chat", "convert", "bench"))
 
 
 def test_an_unknown_command_is_an_error_with_the_closest(capsys):
@@ -165,6 +165,30 @@ def test_convert_saves_the_model_where_it_is_told(monkeypatch, capsys, tmp_path)
 def test_convert_needs_to_be_told_where(capsys):
     assert cli.main(["convert", "M"]) == 2
     assert "the directory to make is missing; give it after the model" in capsys.readouterr().err
+
+
+def test_bench_lists_its_measurements_and_corrects_a_wrong_name(capsys):
+    assert cli.main(["bench"]) == 0
+    assert all(f"  {name} " in capsys.readouterr().out for name in ["latency"])
+    assert cli.main(["bench", "latncy"]) == 2
+    assert capsys.readouterr().err == "pagedjax bench: error: unknown measurement 'latncy'; did you mean latency?\n"
+
+
+def test_bench_runs_a_measurement_on_its_flags(monkeypatch, environ):
+    from pagedjax.bench import latency
+
+    seen = []
+    monkeypatch.setattr(latency, "run", lambda *configs: seen.append(configs) or 0)
+    line = "bench latency --model M --batch-size 1 8 64 --input-len 512 --gpu-memory-utilization 0.5"
+    assert cli.main(line.split()) == 0
+    engine, flags, _ = seen[0]
+    assert (engine.model, flags.batch_size, flags.input_len) == ("M", (1, 8, 64), 512)
+    assert environ == [0.5]
+
+
+def test_a_wrong_flag_of_a_measurement_is_one_line(capsys):
+    assert cli.main(["bench", "throughput", "--input-len", "9:5"]) == 2
+    assert capsys.readouterr().err.startswith("pagedjax bench throughput: error: input_len is '9:5'; give a number")
 
 
 @pytest.mark.parametrize("module", ["pagedjax", "servers"])

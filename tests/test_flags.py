@@ -22,6 +22,7 @@ class Options:
     mode: Literal["slow", "fast"] = option("slow", "Mode.")
     extra: dict[str, Any] | None = option(None, "More.")
     stop: tuple[str, ...] | None = option(None, "Stop.")
+    sizes: tuple[int, ...] = option((1,), "Sizes.", several=True)
 
 
 def parse(line: str, *configs: type):
@@ -44,6 +45,10 @@ def test_flags_of_every_kind_reach_their_field():
 
 def test_a_flag_may_be_spelled_with_underscores_or_short():
     assert options("--max_len=5").max_len == options("-ml 5").max_len == 5
+
+
+def test_a_flag_for_several_values_takes_several_words_and_may_be_repeated():
+    assert options("--sizes 1 2 --max-len 5 --sizes=3").sizes == (1, 2, 3)
 
 
 def test_underscores_in_a_value_stay():

@@ -1,0 +1,227 @@
+"""`pagedjax bench latency`: one batch of fixed shapes, again and again.
+
+Prompts are token ids, new ones each time. Latency runs from the first request added to the last output. TPOT is that
+of the steps in which every request decodes (`decode_window`), so it holds no part of a prompt.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from pagedjax.bench.decode_window import DecodeWindow, Decoding
+from pagedjax.bench.engine import (
+    BenchEngineConfig,
+    BenchSampling,
+    check_length,
+    describe,
+    header,
+    random_token_ids,
+    start_engine,
+)
+from pagedjax.bench.result_file import check_writable, write_json
+from pagedjax.bench.trace import idle_share
+from pagedjax.config import check_range, option
+from pagedjax.engine import LLMEngine, StepOutput
+from pagedjax.errors import ConfigError
+from pagedjax.sampling_params import SamplingParams
+
+PERCENTAGES = (10, 25, 50, 75, 90, 99)
+NUM_TRACED_STEPS = 10
+COLUMNS = (
+    "batch", "latency s", "p50", "p99", "prefill tok/s", "TPOT ms", "p50 step", "p99 step", "output tok/s", "host ms",
+    "dispatch ms", "GPU idle %",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyFlags:
+    """What to run, how often, and where the figures go."""
+
+    input_len: int = option(32, "Tokens of each prompt.")
+    output_len: int = option(128, "Tokens generated for each prompt.")
+    batch_size: tuple[int, ...] = option((8,), "Requests in the batch; several sizes run one by one.", several=True)
+    num_iters_warmup: int = option(10, "Runs of each batch before measuring.")
+    num_iters: int = option(30, "Runs of each batch that are measured.")
+    trace: str | None = option(None, "Directory for profiler traces of ten decoding steps, run apart from the others.")
+    output_json: str | None = option(None, "File for the figures, as JSON.")
+
+    def __post_init__(self) -> None:
+        for name, low in (("input_len", 1), ("output_len", 1), ("num_iters_warmup", 0), ("num_iters", 1)):
+            check_range(self, name, low)
+        if min(self.batch_size) < 1:
+            raise ConfigError(f"batch_size is {min(self.batch_size)}; it must be at least 1")
+
+
+CONFIGS = (BenchEngineConfig, LatencyFlags, BenchSampling)
+
+
+def run(config: BenchEngineConfig, flags: LatencyFlags, sampling: BenchSampling) -> int:
+    """Measure every batch size on one engine."""
+    check_writable(flags.output_json)
+    if max(flags.batch_size) > config.max_num_seqs:
+        raise ConfigError(
+            f"batch_size is {max(flags.batch_size)}, max_num_seqs is {config.max_num_seqs}, so it would not run as "
+            "one batch; raise --max-num-seqs"
+        )
+    engine = start_engine(config)
+    check_length(engine, flags.input_len + flags.output_len)
+    print(f"{header(engine)}; input {flags.input_len}, output {flags.output_len}, {flags.num_iters} iterations")
+    print(_line(COLUMNS))
+    results = []
+    for batch_size in flags.batch_size:
+        results.append(measure(engine, flags, sampling, batch_size))
+        print(_line(_row(results[-1])), flush=True)
+    if len(results) == 1:
+        print("\n".join(report_lines(results[0])))
+    shown = results[0] if len(results) == 1 else {"results": results}
+    write_json(flags.output_json, describe(engine) | shown)
+    engine.shutdown()
+    return 0
+
+
+def measure(engine: LLMEngine, flags: LatencyFlags, sampling: BenchSampling, batch_size: int) -> dict[str, Any]:
+    """Return the figures of one batch size: vLLM's keys for the whole batch, then prefill, decoding and host time."""
+    params = sampling.params(flags.output_len)
+    rng = np.random.default_rng(engine.config.seed)
+
+    def prompts() -> list[list[int]]:
+        return [random_token_ids(engine, rng, flags.input_len) for _ in range(batch_size)]
+
+    num_compilations = engine.stats()["num_compilations_after_ready"]
+    for _ in tqdm(range(flags.num_iters_warmup), desc=f"Warming up, batch {batch_size}", disable=None, leave=False):
+        run_batch(engine, prompts(), params)
+    progress = tqdm(range(flags.num_iters), desc=f"Measuring, batch {batch_size}", disable=None, leave=False)
+    timings = [run_batch(engine, prompts(), params) for _ in progress]
+    result = _figures(timings, batch_size, flags)
+    result["num_compilations_after_ready"] = engine.stats()["num_compilations_after_ready"] - num_compilations
+    if flags.trace is not None:
+        result["device_idle_share"] = traced_idle_share(
+            engine, prompts(), params, Path(flags.trace) / f"batch-{batch_size}"
+        )
+    return result
+
+
+@dataclass(frozen=True)
+class BatchTiming:
+    """One run of a batch, in seconds. `decoding` is None where no step decoded all requests and nothing else."""
+
+    began: float
+    latency: float
+    decoding: Decoding | None
+
+
+def run_batch(
+    engine: LLMEngine,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    on_step: Callable[[StepOutput], None] | None = None,
+) -> BatchTiming:
+    """Add all prompts, step until they are done, and check that every token came."""
+    window = DecodeWindow(engine, len(prompts))
+    num_generated = 0
+    began = perf_counter()
+    for i, prompt in enumerate(prompts):
+        engine.add_request(f"latency-{i}", prompt, params)
+    while engine.has_unfinished_requests():
+        step_began = perf_counter()
+        output = engine.step()
+        step_ended = perf_counter()
+        window.observe(output, began=step_began, ended=step_ended)
+        num_generated += sum(len(one.outputs[0].token_ids) for one in output if one.finished)
+        if on_step is not None:
+            on_step(output)
+    latency = perf_counter() - began
+    expected = len(prompts) * (params.max_tokens or 0)
+    assert num_generated == expected, f"{num_generated} tokens came where {expected} were asked for"
+    return BatchTiming(began, latency, window.decoding())
+
+
+def traced_idle_share(
+    engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingParams, directory: Path
+) -> float | None:
+    """Run a batch once more with the profiler on for a few steps in the middle of decoding."""
+    num_decode_steps = 0
+    first = (params.max_tokens or 0) // 2
+    is_tracing = False
+
+    def on_step(output: StepOutput) -> None:
+        nonlocal num_decode_steps, is_tracing
+        if output.plan.num_tokens != len(prompts):
+            return
+        num_decode_steps += 1
+        if num_decode_steps == first:
+            jax.profiler.start_trace(str(directory))
+            is_tracing = True
+        elif is_tracing and num_decode_steps == first + NUM_TRACED_STEPS:
+            jax.profiler.stop_trace()
+            is_tracing = False
+
+    run_batch(engine, prompts, params, on_step)
+    if is_tracing:
+        jax.profiler.stop_trace()
+    return idle_share(directory)
+
+
+def _figures(timings: Sequence[BatchTiming], batch_size: int, flags: LatencyFlags) -> dict[str, Any]:
+    latencies = np.array([timing.latency for timing in timings])
+    result: dict[str, Any] = {
+        "batch_size": batch_size,
+        "input_len": flags.input_len,
+        "output_len": flags.output_len,
+        "avg_latency": float(latencies.mean()),
+        "std_latency": float(latencies.std()),
+        "latencies": latencies.tolist(),
+        "percentiles": dict(zip(map(str, PERCENTAGES), np.percentile(latencies, PERCENTAGES).tolist(), strict=True)),
+    }
+    windows = [timing.decoding for timing in timings if timing.decoding is not None]
+    num_input = batch_size * flags.input_len
+    if flags.output_len == 1:
+        result["prefill_tokens_per_second"] = num_input / float(np.median(latencies))
+    if len(windows) < len(timings):
+        return result
+    prefills = [timing.decoding.opened - timing.began for timing in timings if timing.decoding is not None]
+    steps = np.concatenate([one.steps for one in windows]) * 1e3
+    tpots = np.array([one.tpot for one in windows]) * 1e3
+    return result | {
+        "prefill_tokens_per_second": num_input / float(np.median(prefills)),
+        "mean_tpot_ms": float(tpots.mean()),
+        "median_tpot_ms": float(np.median(tpots)),
+        "tpots_ms": tpots.tolist(),
+        "median_step_ms": float(np.median(steps)),
+        "p99_step_ms": float(np.percentile(steps, 99)),
+        "num_steps": len(steps),
+        "decode_tokens_per_second": batch_size / float(np.median(tpots)) * 1e3,
+        "host_ms": float(np.mean([one.host for one in windows])) * 1e3,
+        "dispatch_ms": float(np.mean([one.dispatch for one in windows])) * 1e3,
+        "wait_ms": float(np.mean([one.wait for one in windows])) * 1e3,
+    }
+
+
+def report_lines(result: dict[str, Any]) -> list[str]:
+    """Return vLLM's lines for one batch size."""
+    return [
+        f"Avg latency: {result['avg_latency']} seconds",
+        f"Std latency: {result['std_latency']} seconds",
+        *(f"{name}% percentile latency: {value} seconds" for name, value in result["percentiles"].items()),
+    ]
+
+
+def _row(result: dict[str, Any]) -> list[str]:
+    idle = result.get("device_idle_share")
+    figures = (
+        (result["avg_latency"], 3), (result["percentiles"]["50"], 3), (result["percentiles"]["99"], 3),
+        (result.get("prefill_tokens_per_second"), 0), (result.get("median_tpot_ms"), 3),
+        (result.get("median_step_ms"), 3), (result.get("p99_step_ms"), 3), (result.get("decode_tokens_per_second"), 0),
+        (result.get("host_ms"), 3), (result.get("dispatch_ms"), 3), (None if idle is None else 100 * idle, 1),
+    )  # fmt: skip
+    return [str(result["batch_size"]), *("-" if value is None else f"{value:,.{digits}f}" for value, digits in figures)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "  ".join(cell.rjust(max(len(column), 9)) for cell, column in zip(cells, COLUMNS, strict=True))
