@@ -169,7 +169,8 @@ def test_convert_needs_to_be_told_where(capsys):
 
 def test_bench_lists_its_measurements_and_corrects_a_wrong_name(capsys):
     assert cli.main(["bench"]) == 0
-    assert all(f"  {name} " in capsys.readouterr().out for name in ["latency"])
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in ("latency", "throughput", "serve", "sweep"))
     assert cli.main(["bench", "latncy"]) == 2
     assert capsys.readouterr().err == "pagedjax bench: error: unknown measurement 'latncy'; did you mean latency?\n"
 

@@ -10,6 +10,8 @@ from typing import Any
 SUBCOMMANDS = {
     "latency": "Time one batch of fixed shapes from start to end, and its decoding alone.",
     "throughput": "Time a whole dataset, offline.",
+    "serve": "Send requests to a server, ours or another, and time its streams.",
+    "sweep": "Run serve at several request rates and concurrencies.",
 }
 
 

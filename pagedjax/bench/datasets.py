@@ -25,7 +25,7 @@ MIN_LEN, MAX_PROMPT_LEN, MAX_TOTAL_LEN = 4, 1024, 2048  # what vLLM takes from a
 
 @dataclass(frozen=True)
 class Sample:
-    """One request. `text` is None where the prompt was made of token ids."""
+    """One request. `text` is None where the prompt was made of token ids, which are missing where nobody tokenized."""
 
     token_ids: list[int]
     output_len: int
@@ -88,8 +88,12 @@ class DatasetFlags:
         return default if text is None else Lengths.parse(name, text)
 
 
-def load_samples(flags: DatasetFlags, *, seed: int, vocab_size: int, tokenizer: Tokenizer | None) -> list[Sample]:
+def load_samples(
+    flags: DatasetFlags, *, seed: int, vocab_size: int, tokenizer: Tokenizer | None, texts_suffice: bool = False
+) -> list[Sample]:
     """Return the requests, `num_prompts` of them unless the file has fewer and they are not to be repeated.
+
+    `texts_suffice` lets the texts of a custom dataset do without a tokenizer: they have no token ids then.
 
     Raises:
       ConfigError: the file is no such dataset or has nothing that fits, or texts meet no tokenizer.
@@ -99,7 +103,7 @@ def load_samples(flags: DatasetFlags, *, seed: int, vocab_size: int, tokenizer: 
         return list(_random(flags, rng, vocab_size))
     if flags.dataset_name == "prefix_repetition":
         return list(_prefix_repetition(flags, rng, vocab_size))
-    if tokenizer is None:
+    if tokenizer is None and not (texts_suffice and flags.dataset_name == "custom"):
         raise ConfigError(
             f"a {flags.dataset_name} dataset holds texts and there is no tokenizer; name one: --tokenizer"
         )
@@ -133,7 +137,7 @@ def _prefix_repetition(flags: DatasetFlags, rng: np.random.Generator, vocab_size
 
 
 def _read(
-    flags: DatasetFlags, rng: np.random.Generator, tokenizer: Tokenizer, read: Callable[..., Iterator[Sample]]
+    flags: DatasetFlags, rng: np.random.Generator, tokenizer: Tokenizer | None, read: Callable[..., Iterator[Sample]]
 ) -> Iterator[Sample]:
     """Yield the samples of a file, with --output-len in place of their own output lengths if it is given."""
     for sample in read(flags, rng, tokenizer):
@@ -161,7 +165,7 @@ def _sharegpt(flags: DatasetFlags, rng: np.random.Generator, tokenizer: Tokenize
         yield Sample(token_ids, output_len, question)
 
 
-def _custom(flags: DatasetFlags, rng: np.random.Generator, tokenizer: Tokenizer) -> Iterator[Sample]:
+def _custom(flags: DatasetFlags, rng: np.random.Generator, tokenizer: Tokenizer | None) -> Iterator[Sample]:
     lines = Path(flags.dataset_path or "").read_text(encoding="utf-8").splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     for i in _order(flags, rng, len(numbered)):
@@ -169,6 +173,8 @@ def _custom(flags: DatasetFlags, rng: np.random.Generator, tokenizer: Tokenizer)
         prompt, output_len = _custom_line(f"{flags.dataset_path}:{number}", line)
         if isinstance(prompt, list):
             yield Sample(prompt, output_len or flags.custom_output_len)
+        elif tokenizer is None:
+            yield Sample([], output_len or flags.custom_output_len, prompt)
         elif flags.skip_chat_template:
             yield Sample(tokenizer.encode(prompt), output_len or flags.custom_output_len, prompt)
         else:
