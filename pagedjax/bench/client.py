@@ -129,11 +129,11 @@ class _Events:
         """
         if not self._is_chat:
             text = choice.get("text") or ""
-            return text, bool(text) or choice.get("finish_reason") is None
+            return text, bool(text or choice.get("token_ids")) or choice.get("finish_reason") is None
         delta = choice.get("delta") or {}
         text = (delta.get("reasoning") or delta.get("reasoning_content") or "") + (delta.get("content") or "")
         is_bare = "role" in delta or choice.get("finish_reason") is not None
-        return text, bool(text or delta.get("tool_calls")) or not is_bare
+        return text, bool(text or delta.get("tool_calls") or choice.get("token_ids")) or not is_bare
 
 
 async def _server_sent_events(content: aiohttp.StreamReader) -> AsyncIterator[str]:

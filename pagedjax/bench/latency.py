@@ -76,7 +76,7 @@ def run(config: BenchEngineConfig, flags: LatencyFlags, sampling: BenchSampling)
     results = []
     for batch_size in flags.batch_size:
         results.append(measure(engine, flags, sampling, batch_size))
-        print(_line(_row(results[-1])), flush=True)
+        print("\n".join([_line(_row(results[-1])), *_notes(results[-1])]), flush=True)
     if len(results) == 1:
         print("\n".join(report_lines(results[0])))
     shown = results[0] if len(results) == 1 else {"results": results}
@@ -93,13 +93,15 @@ def measure(engine: LLMEngine, flags: LatencyFlags, sampling: BenchSampling, bat
     def prompts() -> list[list[int]]:
         return [random_token_ids(engine, rng, flags.input_len) for _ in range(batch_size)]
 
-    num_compilations = engine.stats()["num_compilations_after_ready"]
+    before = engine.stats()
     for _ in tqdm(range(flags.num_iters_warmup), desc=f"Warming up, batch {batch_size}", disable=None, leave=False):
         run_batch(engine, prompts(), params)
     progress = tqdm(range(flags.num_iters), desc=f"Measuring, batch {batch_size}", disable=None, leave=False)
     timings = [run_batch(engine, prompts(), params) for _ in progress]
     result = _figures(timings, batch_size, flags)
-    result["num_compilations_after_ready"] = engine.stats()["num_compilations_after_ready"] - num_compilations
+    result |= {
+        name: engine.stats()[name] - before[name] for name in ("num_preemptions", "num_compilations_after_ready")
+    }
     if flags.trace is not None:
         result["device_idle_share"] = traced_idle_share(
             engine, prompts(), params, Path(flags.trace) / f"batch-{batch_size}"
@@ -221,6 +223,19 @@ def _row(result: dict[str, Any]) -> list[str]:
         (result.get("host_ms"), 3), (result.get("dispatch_ms"), 3), (None if idle is None else 100 * idle, 1),
     )  # fmt: skip
     return [str(result["batch_size"]), *("-" if value is None else f"{value:,.{digits}f}" for value, digits in figures)]
+
+
+def _notes(result: dict[str, Any]) -> list[str]:
+    """Return what a reader must know about a row."""
+    notes = []
+    if result["output_len"] > 1 and "median_tpot_ms" not in result:
+        notes.append(
+            f"  no TPOT: there was no time in which all {result['batch_size']} requests decoded "
+            f"({result['num_preemptions']:.0f} preemptions); ask for longer outputs, or give the KV cache more room"
+        )
+    if result["num_compilations_after_ready"]:
+        notes.append(f"  {result['num_compilations_after_ready']:.0f} compilations while measuring, which is a bug")
+    return notes
 
 
 def _line(cells: Sequence[str]) -> str:

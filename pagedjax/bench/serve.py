@@ -280,7 +280,9 @@ def _samples(server: ServerFlags, dataset: DatasetFlags, tokenizer: Tokenizer | 
 
 
 async def _model(session: aiohttp.ClientSession, server: ServerFlags) -> str:
-    """Wait until the server answers and return the model to name."""
+    """Return the model to name once the server answers; if it was named, only wait for the server if asked to."""
+    if server.model is not None and not server.ready_check_timeout_sec:
+        return server.model
     until = perf_counter() + server.ready_check_timeout_sec
     while True:
         try:

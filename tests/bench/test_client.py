@@ -95,6 +95,12 @@ async def test_a_token_may_have_no_text():
     assert (outcome.error, outcome.output_len, len(outcome.itls)) == (None, 3, 1)
 
 
+async def test_token_ids_tell_that_the_end_brought_a_token():
+    last = {"choices": [{"text": "", "finish_reason": "length", "token_ids": [5]}]}
+    outcome = await ask([event(text("")), event(last), event(USAGE), DONE])
+    assert (outcome.error, len(outcome.itls)) == (None, 1)
+
+
 async def test_an_answer_that_only_ends_came_when_it_ended():
     outcome = await ask([event(text("", "stop")), event(USAGE), DONE])
     assert outcome.error is None

@@ -90,6 +90,14 @@ def test_several_batch_sizes_print_a_line_each_and_share_a_file(started, capsys,
     assert saved["start_up_seconds"]["compiling"] >= 0
 
 
+def test_a_batch_that_never_decodes_together_says_why_there_is_no_tpot(started, capsys):
+    """Four prompts of 30 tokens in steps of 32: the first request is over before the last one begins."""
+    latency.run(BenchEngineConfig(), flags(batch_size=(4,), input_len=30, output_len=3), SAMPLING)
+    assert (
+        "  no TPOT: there was no time in which all 4 requests decoded (0 preemptions); ask" in capsys.readouterr().out
+    )
+
+
 def test_one_batch_size_writes_the_keys_of_vllm_at_the_top(started, capsys, tmp_path):
     path = tmp_path / "out.json"
     latency.run(BenchEngineConfig(), flags(batch_size=(2,), output_json=str(path)), SAMPLING)
