@@ -4,17 +4,15 @@ Prompts are token ids, new ones each time. Latency runs from the first request a
 of the steps in which every request decodes (`decode_window`), so it holds no part of a prompt.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
-from pagedjax.bench.decode_window import DecodeWindow, Decoding
+from pagedjax.bench.batch_run import BatchTiming, run_batch, traced_idle_share
 from pagedjax.bench.engine import (
     BenchEngineConfig,
     BenchSampling,
@@ -25,14 +23,11 @@ from pagedjax.bench.engine import (
     start_engine,
 )
 from pagedjax.bench.result_file import check_writable, write_json
-from pagedjax.bench.trace import idle_share
 from pagedjax.config import check_range, option
-from pagedjax.engine import LLMEngine, StepOutput
+from pagedjax.engine import LLMEngine
 from pagedjax.errors import ConfigError
-from pagedjax.sampling_params import SamplingParams
 
 PERCENTAGES = (10, 25, 50, 75, 90, 99)
-NUM_TRACED_STEPS = 10
 COLUMNS = (
     "batch", "latency s", "p50", "p99", "prefill tok/s", "TPOT ms", "p50 step", "p99 step", "output tok/s", "host ms",
     "dispatch ms", "GPU idle %",
@@ -107,67 +102,6 @@ def measure(engine: LLMEngine, flags: LatencyFlags, sampling: BenchSampling, bat
             engine, prompts(), params, Path(flags.trace) / f"batch-{batch_size}"
         )
     return result
-
-
-@dataclass(frozen=True)
-class BatchTiming:
-    """One run of a batch, in seconds. `decoding` is None where no step decoded all requests and nothing else."""
-
-    began: float
-    latency: float
-    decoding: Decoding | None
-
-
-def run_batch(
-    engine: LLMEngine,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    on_step: Callable[[StepOutput], None] | None = None,
-) -> BatchTiming:
-    """Add all prompts, step until they are done, and check that every token came."""
-    window = DecodeWindow(engine, len(prompts))
-    num_generated = 0
-    began = perf_counter()
-    for i, prompt in enumerate(prompts):
-        engine.add_request(f"latency-{i}", prompt, params)
-    while engine.has_unfinished_requests():
-        step_began = perf_counter()
-        output = engine.step()
-        step_ended = perf_counter()
-        window.observe(output, began=step_began, ended=step_ended)
-        num_generated += sum(len(one.outputs[0].token_ids) for one in output if one.finished)
-        if on_step is not None:
-            on_step(output)
-    latency = perf_counter() - began
-    expected = len(prompts) * (params.max_tokens or 0)
-    assert num_generated == expected, f"{num_generated} tokens came where {expected} were asked for"
-    return BatchTiming(began, latency, window.decoding())
-
-
-def traced_idle_share(
-    engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingParams, directory: Path
-) -> float | None:
-    """Run a batch once more with the profiler on for a few steps in the middle of decoding."""
-    num_decode_steps = 0
-    first = (params.max_tokens or 0) // 2
-    is_tracing = False
-
-    def on_step(output: StepOutput) -> None:
-        nonlocal num_decode_steps, is_tracing
-        if output.plan.num_tokens != len(prompts):
-            return
-        num_decode_steps += 1
-        if num_decode_steps == first:
-            jax.profiler.start_trace(str(directory))
-            is_tracing = True
-        elif is_tracing and num_decode_steps == first + NUM_TRACED_STEPS:
-            jax.profiler.stop_trace()
-            is_tracing = False
-
-    run_batch(engine, prompts, params, on_step)
-    if is_tracing:
-        jax.profiler.stop_trace()
-    return idle_share(directory)
 
 
 def _figures(timings: Sequence[BatchTiming], batch_size: int, flags: LatencyFlags) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from pagedjax.bench.datasets import DatasetFlags
 from pagedjax.bench.result_file import check_writable, write_json
-from pagedjax.bench.serve import LoadFlags, ServerFlags, benchmark
+from pagedjax.bench.serve import benchmark
+from pagedjax.bench.serve_flags import LoadFlags, ServerFlags
 from pagedjax.bench.serving_metrics import without_details
 from pagedjax.config import check_range, option
 from pagedjax.errors import ConfigError

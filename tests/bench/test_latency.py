@@ -5,8 +5,9 @@ import json
 import pytest
 
 from pagedjax.bench import latency
+from pagedjax.bench.batch_run import run_batch
 from pagedjax.bench.engine import BenchEngineConfig, BenchSampling
-from pagedjax.bench.latency import LatencyFlags, measure, report_lines, run_batch
+from pagedjax.bench.latency import LatencyFlags, measure, report_lines
 from pagedjax.errors import ConfigError
 
 SAMPLING = BenchSampling()

@@ -10,7 +10,8 @@ from aiohttp.test_utils import TestServer
 from pagedjax.async_engine import AsyncEngine
 from pagedjax.bench import serve, sweep
 from pagedjax.bench.datasets import DatasetFlags, load_samples
-from pagedjax.bench.serve import LoadFlags, ResultFlags, ServerFlags, benchmark
+from pagedjax.bench.serve import benchmark
+from pagedjax.bench.serve_flags import LoadFlags, ResultFlags, ServerFlags
 from pagedjax.bench.sweep import SweepFlags
 from pagedjax.errors import ConfigError
 from pagedjax.sampling_params import RequestOutputKind
