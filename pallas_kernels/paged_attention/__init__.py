@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.paged_attention.blockwise import blockwise_attention
+from pallas_kernels.paged_attention.mosaic_gpu import is_available, mosaic_attention, unsupported
 from pallas_kernels.paged_attention.reference import reference_attention
 
-BACKENDS = {"blockwise": blockwise_attention, "reference": reference_attention}
+BACKENDS = {"mosaic_gpu": mosaic_attention, "blockwise": blockwise_attention, "reference": reference_attention}
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
@@ -42,12 +43,13 @@ def paged_attention(
 
     Raises ValueError for arguments that contradict each other, NotImplementedError for types that no backend has.
     """
-    backend = "blockwise" if backend is None else backend
-    if backend not in BACKENDS:
+    if backend is not None and backend not in BACKENDS:
         raise ValueError(f"paged_attention backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
     _check_shapes(q, k_pool, v_pool, block_tables, query_start_loc, seq_lens, sinks)
     _check_types(q, k_pool, v_pool, block_tables, query_start_loc, seq_lens, sinks)
     _check_options(scale, window, soft_cap)
+    if backend is None:
+        backend = "mosaic_gpu" if is_available() and unsupported(q, k_pool) is None else "blockwise"
     return _run(
         q, k_pool, v_pool, block_tables, query_start_loc, seq_lens, sinks,
         scale=float(scale), window=window, soft_cap=soft_cap, backend=backend,

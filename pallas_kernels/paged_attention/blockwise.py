@@ -46,7 +46,7 @@ def blockwise_attention(
         _attend, k_pool=k_pool, v_pool=v_pool, block_tables=block_tables, sinks=sinks,
         scale=scale, window=window, soft_cap=soft_cap,
     )  # fmt: skip
-    request, position = _locate(num_tokens, query_start_loc, seq_lens)
+    request, position = locate_tokens(num_tokens, query_start_loc, seq_lens)
     if num_tokens == num_requests:
         return _attend_rows(attend, q, request, position)
     is_single = query_start_loc[1:] - query_start_loc[:-1] == 1
@@ -61,10 +61,10 @@ def blockwise_attention(
     return jnp.where(from_row, rows[request], tiles)
 
 
-def _locate(
+def locate_tokens(
     num_tokens: int, query_start_loc: Int[Array, " C"], seq_lens: Int[Array, " B"]
 ) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
-    """Request and position of each token; a padding token gets the last request and position -1."""
+    """Return request and position of each token; a padding token gets the last request and position -1."""
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
     request = jnp.sum(query_start_loc[None, 1:] <= tokens[:, None], axis=1, dtype=jnp.int32)
     request = jnp.minimum(request, len(seq_lens) - 1)

@@ -29,7 +29,7 @@ def decode_parts(
     v_pool: Float[Array, "P K S H"],
     block_tables: Int[Array, "B M"],
     work_list: work.WorkList,
-    is_dead: Int[Array, " T"],
+    is_dead: Int[Array, " D"],
     sinks: Float[Array, "K 64"] | None,
     *,
     scale: float,
@@ -40,7 +40,7 @@ def decode_parts(
 ) -> tuple[Float[Array, "T N H"], Float[Array, "2 W R H"], Float[Array, "2 W R H"]]:
     """Attend from the rows of the work list.
 
-    Tokens with `is_dead` come out as zeros; others that no row names are not written.
+    Those of the first D tokens that `is_dead` names come out as zeros; others that no row names are not written.
 
     Returns:
       The output, right for every pair that one worker holds whole; then, of the first segment of each worker's share [0]
@@ -101,7 +101,7 @@ def _kernel(
     # scalars, in GMEM
     rows,  # [U, 8] int32
     workers,  # [W, 4] int32
-    is_dead,  # [T] int32
+    is_dead,  # [D] int32
     block_tables,  # [B, M] int32
     # inputs, in GMEM
     sinks,  # [K, 64] float32, base 2

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.paged_attention.mosaic_parts import LOG2E, MASKED, MATRIX, ROWS, VECTOR, accumulate, matmul
 from pallas_kernels.paged_attention.tuning import PrefillTuning
@@ -26,7 +26,7 @@ REQUEST, TOKEN, POSITION, COUNT, SEQ_LEN = range(5)
 def make_query_tiles(
     query_start_loc: Int[Array, " B+1"],
     seq_lens: Int[Array, " B"],
-    is_taken: Int[Array, " B"],
+    is_taken: Bool[Array, " B"],
     *,
     num_tokens: int,
     tile_tokens: int,
@@ -39,7 +39,7 @@ def make_query_tiles(
     num_requests = len(seq_lens)
     starts, query_lens = query_start_loc[:-1], query_start_loc[1:] - query_start_loc[:-1]
     starts = jnp.append(starts, query_start_loc[-1])
-    query_lens = jnp.append(jnp.where(is_taken != 0, query_lens, 0), num_tokens - query_start_loc[-1])
+    query_lens = jnp.append(jnp.where(is_taken, query_lens, 0), num_tokens - query_start_loc[-1])
     lens = jnp.append(seq_lens, 0)
     num_tiles = -(-query_lens // tile_tokens)
     ends = jnp.cumsum(num_tiles, dtype=jnp.int32)
@@ -63,8 +63,8 @@ def prefill(
     v_pool: Float[Array, "P K S H"],
     block_tables: Int[Array, "B M"],
     tiles: Int[Array, "J 5"],
-    sinks: Float[Array, "K warpgroups*64"] | None,
-    out: Float[Array, "T N H"] | None,
+    sinks: Float[Array, "K _"] | None,
+    out: Float[Array, "T N H"],
     *,
     tile_tokens: int,
     scale: float,
@@ -93,13 +93,12 @@ def prefill(
     }  # fmt: skip
     if interpret is not None:
         scratch["p_smem"] = plgpu.SMEM((num_rows, kv_tile), dtype, transforms=swizzled)
-    in_place = out is not None
     kernel = plgpu.kernel(
         partial(
             _kernel, group=group, block_size=block_size, tile_tokens=tile_tokens, tuning=tuning,
             scale=scale, window=window, soft_cap=soft_cap, has_sinks=sinks is not None,
         ),
-        out_type=() if in_place else (jax.ShapeDtypeStruct(q.shape, dtype),),
+        out_type=(),
         scratch_types=scratch,
         grid=(len(tiles) * num_kv_heads,),
         grid_names=("program",),
@@ -111,8 +110,6 @@ def prefill(
     )  # fmt: skip
     if sinks is None:
         sinks = jnp.zeros((1, num_rows), jnp.float32)
-    if out is None:
-        return kernel(tiles, block_tables, sinks, q, k_pool, v_pool)[0]
     target = jax.new_ref(out)
     kernel(tiles, block_tables, sinks, q, k_pool, v_pool, target)
     return jax.freeze(target)
@@ -187,7 +184,7 @@ def _kernel(
 
     @pl.when((count > 0) & (warpgroup < warpgroups))
     def compute():
-        plgpu.set_max_registers(240 if warpgroups == 2 else 232, action="increase")
+        plgpu.set_max_registers(232, action="increase")  # 2 * 232 + 40 of the 512 that three may have
         own = pl.ds(warpgroup * ROWS, ROWS)
 
         def meet(barrier):

@@ -46,3 +46,8 @@ class PrefillTuning:
     warpgroups: int  # that compute, 64 rows each
     kv_tile: int  # keys of one step
     stages: int  # tiles in the ring
+
+
+# By head_dim; H200, 2026-11, bfloat16, 32 query heads over 8.
+DECODE = {64: DecodeTuning(streams=2, tile=64, stages=4, min_tiles=1), 128: DecodeTuning(2, 64, 2, 1)}
+PREFILL = {64: PrefillTuning(warpgroups=2, kv_tile=128, stages=2), 128: PrefillTuning(2, 128, 2)}
