@@ -137,8 +137,11 @@ def prepare(
     query_start_loc = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
 
     token_index = jnp.arange(num_tokens, dtype=jnp.int32)
-    request = jnp.searchsorted(ends, token_index, side="right").astype(jnp.int32)
-    request = jnp.minimum(request, num_rows - 1)  # [T]
+    if shape.is_decode:
+        request = token_index  # rows without a token come last
+    else:  # counted, because a binary search is a loop, and a loop of kernels on a GPU
+        request = jnp.sum(ends[None, :] <= token_index[:, None], axis=1, dtype=jnp.int32)  # [T]
+        request = jnp.minimum(request, num_rows - 1)
     positions = context_lens[request] + token_index - query_start_loc[request]
     positions = jnp.where(token_index < ends[-1], positions, 0)
     row_tables = block_tables.at[rows].get(mode="clip")  # [B, M]
