@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pagedjax.models.batch import AttentionBatch
 from pagedjax.models.config import ModelConfig
 from pagedjax.models.layers import Linear, RMSNorm
-from pagedjax.models.rope import apply_rope
 from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.rope_and_cache import rope_and_cache
 
 LayerCache = tuple[Float[Array, "P K S H"], Float[Array, "P K S H"]]
 CosSin = tuple[Float[Array, "T half"], Float[Array, "T half"]]
@@ -51,9 +51,10 @@ class Attention(nnx.Module):
         self, x: Float[Array, "T D"], cos_sin: CosSin, batch: AttentionBatch, cache: LayerCache
     ) -> tuple[Float[Array, "T D"], LayerCache]:
         """Attend over the cached context and this step's tokens; return the output and the written cache."""
-        q, k, v = self._project(x)
-        q, k = apply_rope(q, cos_sin), apply_rope(k, cos_sin)
-        k_pool, v_pool = (write_slots(pool, new, batch.slot_mapping) for pool, new in zip(cache, (k, v), strict=True))
+        heads, scales = self._project(x)
+        q, k_pool, v_pool = rope_and_cache(
+            heads, *cos_sin, *cache, batch.slot_mapping, scales, eps=0.0 if self.q_norm is None else self.q_norm.eps
+        )
         with jax.named_scope("paged_attention"):
             attended = paged_attention(
                 q,
@@ -70,24 +71,12 @@ class Attention(nnx.Module):
 
     def _project(
         self, x: Float[Array, "T D"]
-    ) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]]:
+    ) -> tuple[Float[Array, "T R H"], tuple[Float[Array, " H"], Float[Array, " H"]] | None]:
+        """Return queries, keys and values beside each other, and the weights of the norms that they still need."""
         heads = self.qkv(x).reshape(x.shape[0], -1, self.head_dim)  # [T, N + 2K, H]
+        if self.q_norm is None or self.k_norm is None:
+            return heads, None
+        if not self.q_norm.unit_offset:
+            return heads, (self.q_norm.scale[...], self.k_norm.scale[...])
         q, k, v = jnp.split(heads, (self.num_heads, self.num_heads + self.num_kv_heads), axis=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v
-
-
-def write_slots(
-    pool: Float[Array, "P K S H"], new: Float[Array, "T K H"], slot_mapping: Int[Array, " T"]
-) -> Float[Array, "P K S H"]:
-    """Write each token's heads at its slot; a slot of P * S or more is dropped."""
-    num_kv_heads, block_size, head_dim = pool.shape[1:]
-    block_ids, offsets = slot_mapping // block_size, slot_mapping % block_size
-    if len(slot_mapping) == 1:  # the same write as rows of one axis: XLA compiles a single token's scatter slowly
-        heads = jnp.arange(num_kv_heads, dtype=jnp.int32)
-        rows = (block_ids[:, None] * num_kv_heads + heads[None, :]) * block_size + offsets[:, None]  # [1, K]
-        flat = pool.reshape(-1, head_dim).at[rows].set(new.astype(pool.dtype), mode="drop")
-        return flat.reshape(pool.shape)
-    with jax.named_scope("write_slots"):
-        return pool.at[block_ids, :, offsets].set(new.astype(pool.dtype), mode="drop")
+        return jnp.concatenate([self.q_norm(q), self.k_norm(k), v], axis=1), None

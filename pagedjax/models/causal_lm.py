@@ -69,14 +69,20 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = self._norm(config, dtype)
 
     def __call__(
-        self, x: Float[Array, "T D"], cos_sin: CosSin, batch: AttentionBatch, cache: LayerCache
-    ) -> tuple[Float[Array, "T D"], LayerCache]:
-        """Run the layer on every token."""
+        self,
+        x: Float[Array, "T D"],
+        delta: Float[Array, "T D"],
+        cos_sin: CosSin,
+        batch: AttentionBatch,
+        cache: LayerCache,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"], LayerCache]:
+        """Run the layer on the residual x + delta; return the next residual's two terms, and the cache."""
         with jax.named_scope("attention"):
-            attended, cache = self.attention(self.attention_norm(x), cos_sin, batch, cache)
-        x = x + attended
+            x, normed = self.attention_norm.add(x, delta)
+            attended, cache = self.attention(normed, cos_sin, batch, cache)
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.mlp_norm(x)), cache
+            x, normed = self.mlp_norm.add(x, attended)
+            return x, self.mlp(normed), cache
 
     def _norm(self, config: ModelConfig, dtype: DTypeLike) -> RMSNorm:
         return RMSNorm(config.hidden_size, eps=config.rms_norm_eps, unit_offset=self.norm_unit_offset, dtype=dtype)
@@ -112,12 +118,13 @@ class CausalLM(nnx.Module):
         with jax.named_scope("embed"):
             x = self._embed(token_ids)
         tables = self._rope_tables(batch.positions)
+        delta = jnp.zeros_like(x)  # what a layer adds is added where the next one normalises, in one pass
         new_cache: KVCache = []
         for layer, cos_sin, cache in zip(self.layers, tables, kv_cache, strict=True):
             graphdef, state = nnx.split(layer)
-            x, cache = _run_layer(graphdef, state, x, cos_sin, batch, cache)
+            x, delta, cache = _run_layer(graphdef, state, x, delta, cos_sin, batch, cache)
             new_cache.append(cache)
-        return self.norm(x), new_cache
+        return self.norm.add(x, delta)[1], new_cache
 
     def compute_logits(self, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Return float32 logits of final hidden states."""
@@ -152,8 +159,9 @@ def _run_layer(
     graphdef: nnx.GraphDef,
     state: PyTree[Array],
     x: Float[Array, "T D"],
+    delta: Float[Array, "T D"],
     cos_sin: CosSin,
     batch: AttentionBatch,
     cache: LayerCache,
-) -> tuple[Float[Array, "T D"], LayerCache]:
-    return nnx.merge(graphdef, state)(x, cos_sin, batch, cache)
+) -> tuple[Float[Array, "T D"], Float[Array, "T D"], LayerCache]:
+    return nnx.merge(graphdef, state)(x, delta, cos_sin, batch, cache)

@@ -33,14 +33,20 @@ class GemmaLayer(DecoderLayer):
         self.mlp_out_norm = self._norm(config, dtype)
 
     def __call__(
-        self, x: Float[Array, "T D"], cos_sin: CosSin, batch: AttentionBatch, cache: LayerCache
-    ) -> tuple[Float[Array, "T D"], LayerCache]:
-        """Run the layer on every token."""
+        self,
+        x: Float[Array, "T D"],
+        delta: Float[Array, "T D"],
+        cos_sin: CosSin,
+        batch: AttentionBatch,
+        cache: LayerCache,
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"], LayerCache]:
+        """Run the layer on the residual x + delta; return the next residual's two terms, and the cache."""
         with jax.named_scope("attention"):
-            attended, cache = self.attention(self.attention_norm(x), cos_sin, batch, cache)
-            x = x + self.attention_out_norm(attended)
+            x, normed = self.attention_norm.add(x, delta)
+            attended, cache = self.attention(normed, cos_sin, batch, cache)
         with jax.named_scope("mlp"):
-            return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x))), cache
+            x, normed = self.mlp_norm.add(x, self.attention_out_norm(attended))
+            return x, self.mlp_out_norm(self.mlp(normed)), cache
 
 
 class Gemma3ForCausalLM(CausalLM):

@@ -12,6 +12,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.add_rms_norm import add_rms_norm
+
 INIT_STDDEV = 0.02  # what transformers initialises with; keeps activations of random models finite in bfloat16
 
 
@@ -88,6 +90,14 @@ class RMSNorm(nnx.Module):
         if self.unit_offset:  # Gemma scales in float32 and casts last
             return (normed * (jnp.float32(1.0) + scale.astype(jnp.float32))).astype(x.dtype)
         return normed.astype(x.dtype) * scale  # Llama casts first
+
+    def add(
+        self, x: Float[Array, "T D"], delta: Float[Array, "T D"]
+    ) -> tuple[Float[Array, "T D"], Float[Array, "T D"]]:
+        """Return x + delta, and that normalised."""
+        if self.unit_offset:
+            return x + delta, self(x + delta)
+        return add_rms_norm(x, delta, self.scale[...], eps=self.eps)
 
 
 class GatedMLP(nnx.Module):

@@ -1,6 +1,6 @@
-"""Rotary position embedding: inverse frequencies as transformers computes them, and their application.
+"""Rotary position embedding: inverse frequencies as transformers computes them, and their angles.
 
-Frequencies are numpy float32 constants of the traced step, one set a kind of layer. Angles and rotation are float32.
+Frequencies are numpy float32 constants of the traced step, one set a kind of layer. Angles are float32.
 Scaling types whose frequencies depend on the longest running request ("dynamic", "longrope") are
 refused: cached keys would not fit later ones.
 """
@@ -46,16 +46,6 @@ def rope_cos_sin(
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(frequencies)[None, :]  # [T, H / 2]
     scale = jnp.float32(factor)
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
-
-
-def apply_rope(
-    x: Float[Array, "T N H"], cos_sin: tuple[Float[Array, "T half"], Float[Array, "T half"]]
-) -> Float[Array, "T N H"]:
-    """Rotate the first half of each head against the second, in float32, and cast back."""
-    cos, sin = (table[:, None, :] for table in cos_sin)  # [T, 1, H / 2]
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
 
 
 def _default(theta: float, dim: int, scaling: Scaling) -> tuple[Frequencies, float]:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.hopper import is_available
 from pallas_kernels.paged_attention.blockwise import blockwise_attention
-from pallas_kernels.paged_attention.mosaic_gpu import is_available, mosaic_attention, unsupported
+from pallas_kernels.paged_attention.mosaic_gpu import mosaic_attention, unsupported
 from pallas_kernels.paged_attention.reference import reference_attention
 
 BACKENDS = {"mosaic_gpu": mosaic_attention, "blockwise": blockwise_attention, "reference": reference_attention}

@@ -1,13 +1,12 @@
 """Decode attention for Hopper in Mosaic GPU: one query token a row, keys read through the block table by TMA.
 
-A persistent program a multiprocessor holds `streams` pairs of warpgroups; in each, one warpgroup loads and one computes,
-joined by a ring of key and value tiles. The pairs are the workers of the work list: each walks its share of tiles from
-one (row, KV head) to the next without draining the ring. The query heads of a KV head are the first of the 64 rows that
+A persistent program a multiprocessor holds `streams` pairs of warpgroups; in each, one loads and one computes, joined
+by a ring of key and value tiles. The pairs are the workers of the work list: each walks its share of tiles from one
+(row, KV head) to the next without draining the ring. The query heads of a KV head are the first of the 64 rows that
 wgmma wants. A pair that one worker has whole is written out; parts of others go to `mosaic_merge`.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.hopper import LOG2E, MASKED, MATRIX, PER_ROW, ROWS, accumulate, interpretation, matmul, wgmma_smem
 from pallas_kernels.paged_attention import mosaic_work as work
-from pallas_kernels.paged_attention.mosaic_parts import LOG2E, MASKED, MATRIX, ROWS, VECTOR, accumulate, matmul
 from pallas_kernels.paged_attention.tuning import DecodeTuning
 
 COMPUTE = 0  # the first warpgroup of a stream; the other loads
@@ -36,37 +35,35 @@ def decode_parts(
     window: int | None,
     soft_cap: float | None,
     tuning: DecodeTuning,
-    interpret: Any = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "2 W R H"], Float[Array, "2 W R H"]]:
     """Attend from the rows of the work list.
 
     Those of the first D tokens that `is_dead` names come out as zeros; others that no row names are not written.
 
     Returns:
-      The output, right for every pair that one worker holds whole; then, of the first segment of each worker's share [0]
-      and of the last [1], the normalised output and the base-2 log-sum-exp repeated along H, written where they are
+      The output, right for every pair that one worker holds whole; then, of the first segment of each share [0] and
+      of the last [1], the normalised output and the base-2 log-sum-exp repeated along H, written where they are
       parts. R is `part_rows`.
     """
-    num_tokens, num_heads, head_dim = q.shape
+    _, num_heads, head_dim = q.shape
     _, num_kv_heads, block_size, _ = k_pool.shape
     group, streams, stages, tile = num_heads // num_kv_heads, tuning.streams, tuning.stages, tuning.tile
     num_workers = len(work_list.workers)
-    dtype = q.dtype
-    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    dtype, interpret = q.dtype, interpretation()
     loaded = plgpu.Barrier(num_arrivals=tile // block_size, num_barriers=streams * stages)
     free = plgpu.Barrier(num_barriers=streams * stages)
     # One memory under two types, of equal stride a stream; the race detector takes streams of a union for one another.
     staging = [plgpu.SMEM((streams, 2 * ROWS, head_dim), dtype), plgpu.SMEM((streams, ROWS, head_dim), jnp.float32)]
     scratch = {
-        "q_smem": plgpu.SMEM((streams, ROWS, head_dim), dtype, transforms=swizzled),
-        "k_smem": plgpu.SMEM((streams * stages, tile, head_dim), dtype, transforms=swizzled),
-        "v_smem": plgpu.SMEM((streams * stages, tile, head_dim), dtype, transforms=swizzled),
+        "q_smem": wgmma_smem((streams, ROWS, head_dim), dtype),
+        "k_smem": wgmma_smem((streams * stages, tile, head_dim), dtype),
+        "v_smem": wgmma_smem((streams * stages, tile, head_dim), dtype),
         "staging": plgpu.RefUnion(*staging) if interpret is None else staging,
         "q_loaded": plgpu.Barrier(num_barriers=streams),
         "k_loaded": loaded, "v_loaded": loaded, "k_free": free, "v_free": free,
     }  # fmt: skip
     if interpret is not None:
-        scratch["p_smem"] = plgpu.SMEM((streams, ROWS, tile), dtype, transforms=swizzled)
+        scratch["p_smem"] = wgmma_smem((streams, ROWS, tile), dtype)
     body = partial(
         _kernel, group=group, num_kv_heads=num_kv_heads, block_size=block_size, tuning=tuning,
         scale=scale, window=window, soft_cap=soft_cap, has_sinks=sinks is not None, num_workers=num_workers,
@@ -85,7 +82,7 @@ def decode_parts(
         thread_name="warpgroup",
         kernel_name="paged_decode",
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
-        **({} if interpret is None else {"interpret": interpret}),
+        interpret=interpret,
     )
     if sinks is None:
         sinks = jnp.zeros((1, ROWS), jnp.float32)
@@ -125,7 +122,7 @@ def _kernel(
     group, num_kv_heads, block_size, tuning, scale, window, soft_cap, has_sinks, num_workers,
 ):  # fmt: skip
     tile, stages, streams = tuning.tile, tuning.stages, tuning.streams
-    num_tokens, num_heads, head_dim = q.shape
+    head_dim = q.shape[2]
     warpgroup = lax.axis_index("warpgroup")
     stream, role = lax.div(warpgroup, jnp.int32(2)), lax.rem(warpgroup, jnp.int32(2))
     program = lax.axis_index("program")
@@ -236,8 +233,8 @@ def _kernel(
                 return acc, new_max, row_sum
 
             zeros = plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), MATRIX)
-            start_max = plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), VECTOR)
-            start_sum = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), VECTOR)
+            start_max = plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), PER_ROW)
+            start_sum = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), PER_ROW)
             carry = zeros, start_max, start_sum
             num_full = 0  # tiles without a hidden key; with a window all count as having some
             if window is None:
@@ -252,7 +249,7 @@ def _kernel(
             def write_output():
                 total, shift = row_sum, jnp.ones_like(row_sum)
                 if has_sinks:
-                    sink = plgpu.load(sinks.at[head], layout=VECTOR, optimized=False)
+                    sink = plgpu.load(sinks.at[head], layout=PER_ROW, optimized=False)
                     maximum = jnp.maximum(row_max, sink)
                     shift = jnp.exp2(row_max - maximum)
                     total = row_sum * shift + jnp.exp2(sink - maximum)

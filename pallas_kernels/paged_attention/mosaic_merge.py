@@ -6,7 +6,6 @@ are those of the workers from the pair's beginning to it. Others do nothing. Par
 
 import math
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels.hopper import MASKED, interpretation
 from pallas_kernels.paged_attention import mosaic_work as work
-from pallas_kernels.paged_attention.mosaic_parts import MASKED
 
 AT_ONCE = 8  # parts whose loads are under way together
 
@@ -29,7 +28,6 @@ def merge_parts(
     sinks: Float[Array, "K 64"] | None,
     *,
     group: int,
-    interpret: Any = None,
 ) -> Float[Array, "T N H"]:
     """Return `out`, updated in place, with the output of every cut pair."""
     num_workers, num_rows, head_dim = part.shape[1:]
@@ -45,7 +43,7 @@ def merge_parts(
         thread_name="warpgroup",
         kernel_name="paged_decode_merge",
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        **({} if interpret is None else {"interpret": interpret}),
+        interpret=interpretation(),
     )
     target = jax.new_ref(out)
     kernel(*work_list, part, part_lse, part_lse if sinks is None else sinks, target)

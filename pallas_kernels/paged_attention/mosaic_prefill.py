@@ -1,13 +1,12 @@
 """Attention of prompt chunks for Hopper in Mosaic GPU: many query tokens a request, keys read through the block table.
 
 A program holds one tile of query tokens of one request, all query heads of one KV head beside each other, so that they
-share what is loaded: row g * tile_tokens + t is head g of token t. One warpgroup loads; the others take 64 rows each and
-take turns on the tensor cores, one multiplying while another does its softmax (Shah et al., arXiv:2407.08608).
+share what is loaded: row g * tile_tokens + t is head g of token t. One warpgroup loads; the others hold 64 rows each
+and take turns on the tensor cores, one multiplying while another does its softmax (Shah et al., arXiv:2407.08608).
 Only tiles of keys on the diagonal, at the end of the sequence or at the window's edge are masked.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.paged_attention.mosaic_parts import LOG2E, MASKED, MATRIX, ROWS, VECTOR, accumulate, matmul
+from pallas_kernels.hopper import LOG2E, MASKED, MATRIX, PER_ROW, ROWS, accumulate, interpretation, matmul, wgmma_smem
 from pallas_kernels.paged_attention.tuning import PrefillTuning
 
 # Columns of the table of query tiles
@@ -71,28 +70,26 @@ def prefill(
     window: int | None,
     soft_cap: float | None,
     tuning: PrefillTuning,
-    interpret: Any = None,
 ) -> Float[Array, "T N H"]:
     """Attend from the tokens of the tiles. Other tokens keep what `out` has; it is updated in place."""
     head_dim = q.shape[2]
     _, num_kv_heads, block_size, _ = k_pool.shape
     group, stages, kv_tile, dtype = q.shape[1] // num_kv_heads, tuning.stages, tuning.kv_tile, q.dtype
-    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-    num_rows = tuning.warpgroups * ROWS
+    num_rows, interpret = tuning.warpgroups * ROWS, interpretation()
     loaded = plgpu.Barrier(num_arrivals=kv_tile // block_size, num_barriers=stages)
     free = plgpu.Barrier(num_arrivals=tuning.warpgroups, num_barriers=stages)
     all_compute = plgpu.Barrier(num_arrivals=tuning.warpgroups)
     scratch = {
         "staging": plgpu.SMEM((num_rows, head_dim), dtype),
-        "q_smem": plgpu.SMEM((num_rows, head_dim), dtype, transforms=swizzled),
-        "k_smem": plgpu.SMEM((stages, kv_tile, head_dim), dtype, transforms=swizzled),
-        "v_smem": plgpu.SMEM((stages, kv_tile, head_dim), dtype, transforms=swizzled),
+        "q_smem": wgmma_smem((num_rows, head_dim), dtype),
+        "k_smem": wgmma_smem((stages, kv_tile, head_dim), dtype),
+        "v_smem": wgmma_smem((stages, kv_tile, head_dim), dtype),
         "q_loaded": plgpu.Barrier(num_arrivals=group),
         "k_loaded": loaded, "v_loaded": loaded, "k_free": free, "v_free": free,
         "turn": all_compute, "together": all_compute,
     }  # fmt: skip
     if interpret is not None:
-        scratch["p_smem"] = plgpu.SMEM((num_rows, kv_tile), dtype, transforms=swizzled)
+        scratch["p_smem"] = wgmma_smem((num_rows, kv_tile), dtype)
     kernel = plgpu.kernel(
         partial(
             _kernel, group=group, block_size=block_size, tile_tokens=tile_tokens, tuning=tuning,
@@ -106,7 +103,7 @@ def prefill(
         thread_name="warpgroup",
         kernel_name="paged_prefill",
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
-        **({} if interpret is None else {"interpret": interpret}),
+        interpret=interpret,
     )  # fmt: skip
     if sinks is None:
         sinks = jnp.zeros((1, num_rows), jnp.float32)
@@ -241,8 +238,8 @@ def _kernel(
 
         carry = (
             plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), MATRIX),
-            plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), VECTOR),
-            plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), VECTOR),
+            plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), PER_ROW),
+            plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), PER_ROW),
         )
         if window is not None:
             carry = lax.fori_loop(begin, full_begin, partial(attend, is_masked=True), carry)
@@ -252,7 +249,7 @@ def _kernel(
 
         factor = jnp.ones_like(row_sum)
         if has_sinks:
-            sink = plgpu.load(sinks.at[head, own], layout=VECTOR, optimized=False)
+            sink = plgpu.load(sinks.at[head, own], layout=PER_ROW, optimized=False)
             maximum = jnp.maximum(row_max, sink)
             factor = jnp.exp2(row_max - maximum)
             row_sum = row_sum * factor + jnp.exp2(sink - maximum)
@@ -273,7 +270,7 @@ def _clean(v_smem, slot, key, seq_len, warpgroup, warpgroups, meet):
             part = pl.ds(first, ROWS)
 
             @pl.when(lax.rem(jnp.int32(first // ROWS), jnp.int32(warpgroups)) == warpgroup)
-            def one():
+            def one(first=first, part=part):
                 values = plgpu.load(v_smem.at[slot, part], layout=MATRIX)
                 line = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=MATRIX) + (key + first)
                 v_smem[slot, part] = jnp.where(line < seq_len, values, jnp.zeros_like(values))

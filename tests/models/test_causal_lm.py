@@ -12,8 +12,8 @@ from flax import nnx
 from pagedjax.errors import ConfigError
 from pagedjax.loading.hf_config import model_config_from_hf
 from pagedjax.models import MODEL_CLASSES, model_class
-from pagedjax.models.attention import write_slots
 from pagedjax.models.config import ModelConfig
+from pallas_kernels.rope_and_cache.reference import write_slots
 from tests.models.paged_forward import PagedForward
 from tests.oracles import tiny_models
 

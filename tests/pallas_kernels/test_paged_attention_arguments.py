@@ -43,7 +43,7 @@ def test_the_unchanged_arguments_are_accepted():
         ({"scale": 0.0}, r"scale is 0\.0"),
         ({"window": 0}, "window is 0; it must be at least 1"),
         ({"soft_cap": -1.0}, r"soft_cap is -1\.0"),
-        ({"backend": "triton"}, "backend is 'triton'; choose one of blockwise, reference"),
+        ({"backend": "triton"}, "backend is 'triton'; choose one of mosaic_gpu, blockwise, reference"),
     ],
 )
 def test_contradictions_are_value_errors(changes, message):

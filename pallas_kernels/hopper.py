@@ -1,0 +1,75 @@
+"""What the kernels written in Mosaic GPU share: where they run, wgmma's shapes and layouts, its two products.
+
+On a CPU they are interpreted, with race detection, which is for tests. The interpreter knows neither a wgmma operand in
+registers nor a carried accumulator; with `p_smem` the second product goes through shared memory instead.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+COMPUTE_CAPABILITY = "9.0"
+# ptxas of these CUDA releases miscompiles causal masks in kernels of this kind, as JAX's own says: [first, past last).
+BROKEN_CUDA = (12080, 12091)
+
+DTYPES = (jnp.bfloat16, jnp.float16)
+ROWS = 64  # M of one wgmma
+MASKED = -1e30  # finite: a row with no key in a tile then keeps a finite maximum
+LOG2E = math.log2(math.e)  # scores are kept in base 2, so that exp2 suffices
+# Registers: a matrix of 64 rows, one value a row, one value a column.
+MATRIX, PER_ROW, PER_COLUMN = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
+
+
+def is_available() -> bool:
+    """Return whether the default device is a Hopper GPU with a compiler that can be trusted."""
+    if jax.default_backend() != "gpu":
+        return False
+    device = jax.local_devices()[0]
+    if getattr(device, "compute_capability", None) != COMPUTE_CAPABILITY:
+        return False
+    return not BROKEN_CUDA[0] <= cuda_version(device.client.platform_version) < BROKEN_CUDA[1]
+
+
+def cuda_version(platform_version: str) -> int:
+    """Return 13000 for "... cuda 13000", 0 where nothing says."""
+    words = platform_version.split()
+    return next((int(number) for name, number in pairwise(words) if name == "cuda" and number.isdigit()), 0)
+
+
+def interpretation() -> plgpu.InterpretGPUParams | None:
+    """Return how to interpret a kernel: on a CPU; None compiles."""
+    return plgpu.InterpretGPUParams(detect_races=True) if jax.default_backend() == "cpu" else None
+
+
+def wgmma_smem(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Shared memory for an operand of wgmma, of 16-bit values and whole tiles of 8 x 64."""
+    tiling: Any = plgpu.TilingTransform  # abstract to a type checker
+    swizzle: Any = plgpu.SwizzleTransform
+    return plgpu.SMEM(shape, dtype, transforms=(tiling((8, 64)), swizzle(128)))
+
+
+def matmul(a_smem: Any, b_smem: Any, shape: tuple[int, int], issued: Callable[[], None] = lambda: None) -> Any:
+    """A @ B in float32 with both operands in SMEM; `issued` runs between the start of the product and its end."""
+
+    def run(acc: Any) -> Any:
+        plgpu.wgmma(acc, a_smem, b_smem)
+        issued()
+        return acc[...]
+
+    return pl.run_scoped(run, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def accumulate(acc: Any, p: Any, v_smem: Any, p_smem: Any | None) -> Any:
+    """acc + P @ V, with P in registers when compiled."""
+    if p_smem is None:
+        start = plgpu.WGMMAAccumulatorRef.init(acc)
+        return pl.run_state(lambda ref: plgpu.wgmma(ref, p, v_smem))(start)
+    p_smem[...] = p
+    plgpu.commit_smem()
+    return acc + matmul(p_smem, v_smem, acc.shape)
