@@ -152,7 +152,7 @@ def _kernel(
 
     @pl.when(role != COMPUTE)
     def load():
-        plgpu.set_max_registers(40, action="decrease")
+        plgpu.set_max_registers(56, action="decrease")
         last_column = block_tables.shape[1] - 1
 
         def segment(row, head, first, count, position, ring):
@@ -181,7 +181,7 @@ def _kernel(
 
     @pl.when(role == COMPUTE)
     def compute():
-        plgpu.set_max_registers(216 if streams == 2 else 232, action="increase")
+        plgpu.set_max_registers(200 if streams == 2 else 232, action="increase")
         own, own32 = staging[0].at[stream, pl.ds(0, ROWS)], staging[1].at[stream]
 
         @pl.loop(0, stages)

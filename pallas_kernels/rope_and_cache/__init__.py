@@ -30,8 +30,8 @@ def rope_and_cache(
     """Return the rotated queries, and the pools with this step's rotated keys and its values at their slots.
 
     `heads` are N query, K key and K value heads beside each other, R in all. The first half of a head is rotated
-    against the second, in float32. `head_scales` are the weights of the root mean square norms of query and key heads, with
-    `eps`, taken before the rotation. A slot (block * S + offset) of P * S or more is dropped.
+    against the second, in float32. `head_scales` are the weights of the root mean square norms of query and key
+    heads, with `eps`, taken before the rotation. A slot (block * S + offset) of P * S or more is dropped.
     """
     if backend is None:
         backend = "mosaic_gpu" if is_available() and unsupported(heads, k_pool) is None else "reference"
