@@ -86,7 +86,7 @@ def decode_parts(
     )
     if sinks is None:
         sinks = jnp.zeros((1, ROWS), jnp.float32)
-    return kernel(*work_list, is_dead, block_tables, sinks, q, k_pool, v_pool)
+    return tuple(kernel(*work_list, is_dead, block_tables, sinks, q, k_pool, v_pool))
 
 
 def part_rows(group: int, head_dim: int) -> int:

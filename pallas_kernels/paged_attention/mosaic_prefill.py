@@ -23,7 +23,7 @@ REQUEST, TOKEN, POSITION, COUNT, SEQ_LEN = range(5)
 
 
 def make_query_tiles(
-    query_start_loc: Int[Array, " B+1"],
+    query_start_loc: Int[Array, " C"],
     seq_lens: Int[Array, " B"],
     is_taken: Bool[Array, " B"],
     *,

@@ -1,0 +1,76 @@
+"""Kernels are taken where they can run, and every one lowers for CUDA on a machine without a GPU."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels import hopper
+from pallas_kernels.add_rms_norm import add_rms_norm
+from pallas_kernels.add_rms_norm import mosaic_gpu as norm_kernel
+from pallas_kernels.paged_attention import mosaic_decode, mosaic_merge, mosaic_prefill, paged_attention
+from pallas_kernels.rope_and_cache import mosaic_gpu as rope_kernel
+from pallas_kernels.rope_and_cache import rope_and_cache
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "version", "expected"),
+    [
+        ("gpu", "9.0", "PJRT C API\ncuda 13000", True),
+        ("gpu", "9.0", "", True),
+        ("gpu", "9.0", "cuda 12080", False),
+        ("gpu", "9.0", "cuda 12091", True),
+        ("gpu", "8.0", "cuda 13000", False),
+        ("cpu", "9.0", "cuda 13000", False),
+    ],
+)
+def test_only_a_hopper_gpu_with_a_sound_compiler_runs_the_kernels(monkeypatch, backend, capability, version, expected):
+    device = SimpleNamespace(compute_capability=capability, client=SimpleNamespace(platform_version=version))
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    assert hopper.is_available() == expected
+
+
+@pytest.fixture
+def _compiled(monkeypatch):
+    for module in (mosaic_decode, mosaic_merge, mosaic_prefill, norm_kernel, rope_kernel):
+        monkeypatch.setattr(module, "interpretation", lambda: None)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def count_kernels(function, *arguments) -> int:
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text().count("@mosaic_gpu")
+
+
+def array(shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.usefixtures("_compiled")
+@pytest.mark.parametrize(("num_tokens", "head_dim", "num_kernels"), [(4, 128, 2), (300, 64, 3)])
+def test_attention_lowers_for_cuda(num_tokens, head_dim, num_kernels):
+    pool, ints = array((9, 2, 16, head_dim)), lambda *shape: array(shape, jnp.int32)
+    arguments = (array((num_tokens, 8, head_dim)), pool, pool, ints(4, 8), ints(5), ints(4))
+
+    def attend(*arrays):
+        return paged_attention(*arrays, scale=0.1, window=40, soft_cap=3.0, backend="mosaic_gpu")
+
+    assert count_kernels(attend, *arguments) == num_kernels
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_fused_ops_lower_for_cuda():
+    row, pool, table = array((4, 1024)), array((9, 2, 16, 128)), array((4, 64), jnp.float32)
+
+    def add(x, delta, scale):
+        return add_rms_norm(x, delta, scale, eps=1e-5, backend="mosaic_gpu")
+
+    def rope(heads, cos, sin, k, v, slots, scale):
+        return rope_and_cache(heads, cos, sin, k, v, slots, (scale, scale), eps=1e-5, backend="mosaic_gpu")
+
+    assert count_kernels(add, row, row, array((1024,))) == 1
+    arguments = (array((4, 12, 128)), table, table, pool, pool, array((4,), jnp.int32), array((128,)))
+    assert count_kernels(rope, *arguments) == 1
