@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # for type checkers and editors: at run time `__getattr__` im
     from pagedjax.outputs import RequestOutput as RequestOutput
     from pagedjax.sampling_params import RequestOutputKind as RequestOutputKind
     from pagedjax.sampling_params import SamplingParams as SamplingParams
+    from pagedjax.structured_outputs import ReasoningTokens as ReasoningTokens
+    from pagedjax.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "LLM": "pagedjax.llm",
@@ -29,6 +31,8 @@ _HOMES = {
     "EngineConfig": "pagedjax.config",
     "SamplingParams": "pagedjax.sampling_params",
     "RequestOutputKind": "pagedjax.sampling_params",
+    "StructuredOutputsParams": "pagedjax.structured_outputs",
+    "ReasoningTokens": "pagedjax.structured_outputs",
     "RequestOutput": "pagedjax.outputs",
     "CompletionOutput": "pagedjax.outputs",
     "Logprob": "pagedjax.outputs",

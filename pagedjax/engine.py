@@ -3,8 +3,9 @@
     scheduler  queues and blocks          runner   device arrays and executables
     input      checks and tokenizes       running  text of each request
 
-`step` dispatches iteration N+1 before it reads iteration N, so that the device always has work. Not thread-safe: one
-thread drives an engine (`async_engine` gives it one).
+`step` dispatches iteration N+1 before it reads iteration N, so that the device always has work. Where rows are under a
+grammar, only the forward pass of N+1 is dispatched before N is read: what N+1 may sample depends on N's tokens. Not
+thread-safe: one thread drives an engine (`async_engine` gives it one).
 """
 
 import time
@@ -28,8 +29,9 @@ from pagedjax.outputs import RequestOutput
 from pagedjax.request_input import RequestInput
 from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScores
 from pagedjax.sampling_params import SamplingParams
-from pagedjax.scheduling.request import RequestStatus
+from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
+from pagedjax.text.structured_output import Grammar
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
 
 LOOKAHEAD = 1  # steps in flight while the host works on the one before
@@ -163,9 +165,13 @@ class LLMEngine:
             self._in_flight.append(self._runner.dispatch(output))
         touched = self._due
         self._due = {}
-        lookahead = LOOKAHEAD if self.config.async_scheduling and output.scheduled else 0
-        while len(self._in_flight) > lookahead:
+        while len(self._in_flight) > LOOKAHEAD:
             touched |= self._finish(self._in_flight.popleft())
+        if self._in_flight and self._in_flight[-1].awaits_masks:
+            self._in_flight.append(self._sample(self._in_flight.pop()))
+        if not (self.config.async_scheduling and output.scheduled):
+            while self._in_flight:
+                touched |= self._finish(self._in_flight.popleft())
         return StepOutput(self._outputs(touched), output)
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
@@ -179,6 +185,15 @@ class LLMEngine:
                     self._scheduler.abort(completion.request.request_id)
                     completion.flush()
             self._due[request_id] = None
+
+    def prepare(self, sampling_params: SamplingParams) -> None:
+        """Compile a grammar that `add_request` would have to wait for; may be called from any thread.
+
+        Raises:
+          InvalidRequestError: it cannot be compiled.
+        """
+        if sampling_params.structured_outputs is not None:
+            self._input.grammar_compiler.compile(sampling_params.structured_outputs)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do."""
@@ -246,6 +261,22 @@ class LLMEngine:
                     running.metrics.first_scheduled_time = now
                     self._counts["prompt_tokens"] += item.request.num_prompt_tokens
 
+    def _sample(self, step: InFlightStep) -> InFlightStep:
+        """Sample a step with rows under a grammar, whose earlier tokens are all known by now."""
+        items = [item for item in step.sampling if not item.request.is_finished]
+        found = [(item, *self._completions[item.request.request_id]) for item in items]
+        found = [(item, running, one.grammar) for item, running, one in found if one.grammar is not None]
+        masks = self._input.grammar_compiler.masks([grammar for _, _, grammar in found])
+        for item, running, grammar in found:
+            if grammar.error is not None:
+                self._fail(item.request, running, grammar.error)
+                self._due[running.new.request_id] = None
+        return self._runner.sample(step, [item for item, _, _ in found], masks)
+
+    def _fail(self, request: Request, running: RunningRequest, reason: str) -> None:
+        running.error = reason
+        self._scheduler.finish(request, RequestStatus.FINISHED_ERROR)
+
     def _finish(self, step: InFlightStep) -> dict[str, None]:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
         result = self._runner.read(step)
@@ -270,13 +301,27 @@ class LLMEngine:
             scores = [_score_at(result.logprobs, result.logprob_rows[request.request_id])]
         if token_ids:
             running.note_tokens()
-        matched = completion.push(token_ids, scores)
+        matched, grammar = completion.push(token_ids, scores), completion.grammar
         if matched is not None:
             self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED, stop_reason=matched)
         elif request.is_finished:
             completion.flush()
-        if request.status == RequestStatus.FINISHED_ERROR:
+        elif grammar is not None:
+            self._follow(running, completion, grammar, token_ids)
+        if request.status == RequestStatus.FINISHED_ERROR and running.error is None:
             running.error = "the model's logits were not finite (NaN or infinity); check the weights and the dtype"
+
+    def _follow(
+        self, running: RunningRequest, completion: RunningCompletion, grammar: Grammar, token_ids: list[int]
+    ) -> None:
+        """Advance the grammar of an unfinished request, which ends when nothing more can follow."""
+        for token_id in token_ids:
+            grammar.accept(token_id)
+        if grammar.error is not None:
+            self._fail(completion.request, running, grammar.error)
+        elif grammar.is_finished:
+            self._scheduler.finish(completion.request, RequestStatus.FINISHED_STOPPED)
+            completion.flush()
 
     def _outputs(self, touched: dict[str, None]) -> list[RequestOutput]:
         outputs = []

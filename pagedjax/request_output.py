@@ -15,6 +15,7 @@ from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 from pagedjax.scheduling.request import Request, RequestStatus, finish_reason
 from pagedjax.text.detokenizer import IncrementalDetokenizer
 from pagedjax.text.stop import StopStrings
+from pagedjax.text.structured_output import Grammar
 from pagedjax.text.tokenizer import Tokenizer
 
 
@@ -29,12 +30,13 @@ class TokenScores:
 
 
 class RunningCompletion:
-    """Text and log probabilities of one child."""
+    """Text and log probabilities of one child, and where it stands in its grammar if it has one."""
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None):
+    def __init__(self, index: int, request: Request, grammar: Grammar | None, tokenizer: Tokenizer | None):
         params = request.sampling_params
         self.index = index
         self.request = request
+        self.grammar = grammar
         self.text = ""
         self.logprobs: list[dict[int, Logprob]] = []
         self.cumulative_logprob = 0.0
@@ -116,7 +118,10 @@ class RunningRequest:
 
     @classmethod
     def start(cls, new: NewRequest, tokenizer: Tokenizer | None, *, arrival_time: float) -> "RunningRequest":
-        completions = [RunningCompletion(i, child, tokenizer) for i, child in enumerate(new.children)]
+        completions = [
+            RunningCompletion(i, *both, tokenizer)
+            for i, both in enumerate(zip(new.children, new.grammars, strict=True))
+        ]
         return cls(new, completions, RequestMetrics(arrival_time=arrival_time), tokenizer)
 
     @property

@@ -9,6 +9,7 @@ import pagedjax
 
 NAMES = {
     "LLM", "LLMEngine", "StepOutput", "AsyncEngine", "EngineConfig", "SamplingParams", "RequestOutputKind",
+    "StructuredOutputsParams", "ReasoningTokens",
     "RequestOutput", "CompletionOutput", "Logprob", "RequestMetrics", "PagedJaxError", "ConfigError",
     "CheckpointError", "InvalidRequestError", "EngineDeadError",
 }  # fmt: skip

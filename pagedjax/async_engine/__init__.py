@@ -17,6 +17,7 @@ from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 
 TEXT_THREADS = 2  # tokenize and render chats while the engine thread computes
+GRAMMAR_THREADS = 2  # apart from those: a hostile grammar may take seconds
 
 
 class AsyncEngine:
@@ -28,6 +29,7 @@ class AsyncEngine:
         self.default_sampling_params = dict(engine.default_sampling_params)
         self._tokenizer = engine.tokenizer
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="pagedjax-text")
+        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="pagedjax-grammar")
         self._mailboxes = Mailboxes()
         self._thread = EngineThread(engine, self._mailboxes)
         self._stop = weakref.finalize(self, self._thread.stop)  # also runs when the interpreter exits
@@ -51,7 +53,11 @@ class AsyncEngine:
         is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
         mailbox = self._mailboxes.open(request_id, is_delta=is_delta)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        self._thread.inbox.put(Add(request_id, prompt, sampling_params, priority, cache_salt, arrival_time))
+        add = Add(request_id, prompt, sampling_params, priority, cache_salt, arrival_time)
+        if sampling_params.structured_outputs is None:
+            self._thread.inbox.put(add)
+        else:
+            self._prepare_and_put(add, mailbox)
         return RequestStream(request_id, mailbox, self)
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
@@ -100,10 +106,26 @@ class AsyncEngine:
         reason = self._mailboxes.dead_reason
         return None if reason is None else EngineDeadError(reason)
 
+    def _prepare_and_put(self, add: Add, mailbox: Mailbox) -> None:
+        """Have the grammar compiled, then start the request, unless it was refused or its consumer has left."""
+
+        def go_on(prepared: "asyncio.Future[None]") -> None:
+            error = None if prepared.cancelled() else prepared.exception()
+            if prepared.cancelled() or mailbox.is_over:  # nobody waits: shut down, or left
+                self._mailboxes.forget(add.request_id, mailbox)
+            elif isinstance(error, Exception):
+                self._mailboxes.deliver([(add.request_id, error)])
+            else:
+                self._thread.inbox.put(add)
+
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._grammar_threads, self._thread.prepare, add.sampling_params).add_done_callback(go_on)
+
     async def shutdown(self) -> None:
         """Stop the thread after its current step and fail what still waits; harmless when repeated."""
         await asyncio.to_thread(self._stop)
         self._text_threads.shutdown(wait=False)
+        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
 
     async def wait_stopped(self) -> None:
         """Return when the engine thread has ended, whether it was shut down or died."""

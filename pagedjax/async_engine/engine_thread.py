@@ -26,8 +26,9 @@ STATS_INTERVAL = 0.1  # seconds between snapshots of the statistics under load
 class Engine(Protocol):
     """What the thread needs of an engine; LLMEngine has it.
 
-    `add_request` raises InvalidRequestError at once. Every accepted request ends with exactly one finished
-    RequestOutput from a later `step`, an aborted one (finish_reason "abort") included.
+    `add_request` raises InvalidRequestError at once, and so does `prepare`, which any thread may call beforehand. Every
+    accepted request ends with exactly one finished RequestOutput from a later `step`, an aborted one (finish_reason
+    "abort") included.
     """
 
     config: EngineConfig
@@ -45,6 +46,8 @@ class Engine(Protocol):
         cache_salt: str | None = None,
         arrival_time: float | None = None,
     ) -> Any: ...
+
+    def prepare(self, sampling_params: SamplingParams) -> None: ...
 
     def step(self) -> Iterable[RequestOutput]: ...
 
@@ -87,6 +90,10 @@ class EngineThread:
         self._stats_time = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="pagedjax-engine", daemon=True)
         self._thread.start()
+
+    def prepare(self, sampling_params: SamplingParams) -> None:
+        """Do in the caller's thread what adding a request with these parameters would have to wait for."""
+        self._engine.prepare(sampling_params)
 
     def stop(self) -> None:
         """End the thread after its current step and wait for that."""

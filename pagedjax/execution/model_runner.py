@@ -24,10 +24,11 @@ from pagedjax.execution.request_state import (
     empty_rows,
     neutral_sampler_row,
     neutral_sampler_rows,
+    write_masks,
     write_rows,
     write_sampler_row,
 )
-from pagedjax.execution.row_input import needs_wide_row, pack_rows, sampling_variant, wide_row
+from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
 from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.scheduling.request import Request
@@ -49,13 +50,21 @@ class PromptScore:
 
 @dataclass(frozen=True)
 class InFlightStep:
-    """A dispatched step: who is in it, and the device arrays to read."""
+    """A dispatched step: who is in it, and the device arrays to read.
+
+    A step with a row under a grammar is dispatched in two parts: `ModelRunner.sample` brings the second.
+    """
 
     output: SchedulerOutput
     sampling: list[ScheduledRequest]  # in the order of the result's rows
     result: jax.Array | None  # [B, RESULT_COLUMNS], None when no row samples
     logprobs: TokenLogprobs | None
     scores: list[PromptScore]
+    last_hidden: jax.Array | None = None  # [max_num_seqs, D] while sampling waits for the rows' masks
+
+    @property
+    def awaits_masks(self) -> bool:
+        return self.last_hidden is not None
 
 
 @dataclass(frozen=True)
@@ -133,15 +142,29 @@ class ModelRunner:
         scored = [item for item in batch if item.request.sampling_params.prompt_logprobs is not None]
         is_plain = is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored
         if is_plain and self.buckets.is_fused:
-            result, logprobs, scores = self._decode(batch, variant, began), None, []
+            step = InFlightStep(output, sampling, self._decode(batch, variant, began), None, [])
         else:
-            result, logprobs, scores = self._forward_and_sample(batch, sampling, variant, with_logprobs, began)
-        for array in (result, *jax.tree.leaves(logprobs)):
-            if array is not None:
-                array.copy_to_host_async()
+            last_hidden, scores = self._forward(batch, began)
+            step = InFlightStep(output, sampling, None, None, scores, last_hidden if sampling else None)
+            if sampling and not (variant in WIDE_VARIANTS and any(map(_is_under_grammar, sampling))):
+                step = self._sample(step, variant)
+        _start_copies(step)
         self.times.num_steps += 1
         self.num_compilations_after_ready += self._compilations.count - num_compilations
-        return InFlightStep(output, sampling, result, logprobs, scores)
+        return step
+
+    def sample(self, step: InFlightStep, items: Sequence[ScheduledRequest], masks: np.ndarray) -> InFlightStep:
+        """Start the second part of a step that awaits masks: `items[i]` may sample the tokens of `masks[i]`.
+
+        `masks` is [n, ceil(V / 32)] uint32. Nothing may be dispatched between the two parts.
+        """
+        num_compilations = self._compilations.count
+        for start in range(0, len(items), ROW_WRITER_BUCKETS[-1]):
+            self._write_masks(items[start : start + ROW_WRITER_BUCKETS[-1]], masks[start:])
+        step = self._sample(step, sampling_variant(item.request.sampling_params for item in step.sampling))
+        _start_copies(step)
+        self.num_compilations_after_ready += self._compilations.count - num_compilations
+        return step
 
     def read(self, step: InFlightStep) -> StepResult:
         """Wait for a step's arrays and hand them over by request."""
@@ -178,10 +201,7 @@ class ModelRunner:
         self.times.dispatch += time.perf_counter() - dispatched
         return result
 
-    def _forward_and_sample(
-        self, batch: list[ScheduledRequest], sampling: list[ScheduledRequest], variant: str, with_logprobs: bool,
-        began: float,
-    ) -> tuple[jax.Array | None, TokenLogprobs | None, list[PromptScore]]:  # fmt: skip
+    def _forward(self, batch: list[ScheduledRequest], began: float) -> tuple[jax.Array, list[PromptScore]]:
         shape = self.buckets.forward_shape(sum(item.num_scheduled_tokens for item in batch))
         if is_decode_batch(batch) and not self.buckets.is_fused:
             shape = self.buckets.decode_shape(len(batch))
@@ -190,15 +210,11 @@ class ModelRunner:
         dispatched = self._note_packed(began)
         self._kv_cache, self._rows, hidden, last_hidden = forward(self._leaves, self._kv_cache, self._rows, packed)
         scores = list(self._score(batch, hidden))
-        result = logprobs = None
-        if sampling:
-            result, logprobs = self._sample(sampling, last_hidden, variant, with_logprobs)
         self.times.dispatch += time.perf_counter() - dispatched
-        return result, logprobs, scores
+        return last_hidden, scores
 
-    def _sample(
-        self, sampling: list[ScheduledRequest], last_hidden: jax.Array, variant: str, with_logprobs: bool
-    ) -> tuple[jax.Array, TokenLogprobs | None]:
+    def _sample(self, step: InFlightStep, variant: str) -> InFlightStep:
+        began, sampling, last_hidden = time.perf_counter(), step.sampling, step.last_hidden
         bucket = bucket_for(len(sampling), self.buckets.sample)
         rows = np.full(bucket, self._config.max_num_seqs, np.int32)
         rows[: len(sampling)] = [item.row for item in sampling]
@@ -208,9 +224,21 @@ class ModelRunner:
         if wide is not None:
             self._wide = wide
         logprobs = None
-        if with_logprobs:
+        if any(item.request.sampling_params.logprobs is not None for item in sampling):
             logprobs = self._executables[f"logprobs {bucket}"](self._leaves, last_hidden, result)
-        return result, logprobs
+        self.times.dispatch += time.perf_counter() - began
+        return replace(step, result=result, logprobs=logprobs, last_hidden=None)
+
+    def _write_masks(self, items: Sequence[ScheduledRequest], masks: np.ndarray) -> None:
+        began, bucket = time.perf_counter(), bucket_for(len(items), ROW_WRITER_BUCKETS)
+        rows = np.full(bucket, self._config.max_num_seqs, np.int32)
+        padded = np.zeros((bucket, masks.shape[1]), np.uint32)
+        for i, (item, mask) in enumerate(zip(items, masks, strict=False)):
+            allowed = item.request.sampling_params.allowed_token_ids
+            rows[i], padded[i] = item.row, mask if allowed is None else mask & bit_mask(allowed, self._vocab_size)
+        dispatched = self._note_packed(began)
+        self._wide = self._executables[f"write masks {bucket}"](self._wide, rows, padded)
+        self.times.dispatch += time.perf_counter() - dispatched
 
     def _score(self, batch: list[ScheduledRequest], hidden: jax.Array) -> Iterator[PromptScore]:
         """Score each prompt token whose predecessor is in this step, SCORE_ROWS at a time."""
@@ -320,9 +348,22 @@ class ModelRunner:
         for bucket in ROW_WRITER_BUCKETS:
             packed = _ints(bucket, NUM_FIXED + self._max_blocks)
             tasks.append(Task(f"write rows {bucket}", jit_with(write_rows, donate=(0,)), (rows, packed)))
+            masks = jax.ShapeDtypeStruct((bucket, wide.allowed_mask.shape[1]), jnp.uint32)
+            run = jit_with(write_masks, donate=(0,))
+            tasks.append(Task(f"write masks {bucket}", run, (wide, _ints(bucket), masks)))
         run = jit_with(write_sampler_row, donate=(0,))
         tasks.append(Task("write sampler row", run, (wide, _ints(), shapes_of(self._neutral))))
         return tasks
+
+
+def _is_under_grammar(item: ScheduledRequest) -> bool:
+    return item.request.sampling_params.structured_outputs is not None
+
+
+def _start_copies(step: InFlightStep) -> None:
+    for array in (step.result, *jax.tree.leaves(step.logprobs)):
+        if array is not None:
+            array.copy_to_host_async()
 
 
 def _forward_name(shape: StepShape) -> str:

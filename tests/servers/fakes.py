@@ -70,6 +70,7 @@ class FakeEngine:
         self.gate.set()
         self.error = None
         self.aborted = []
+        self.prepared = []  # (structured_outputs, name of the thread)
         self._changed = threading.Condition()
         self.was_shut_down = False
         self.threads = set()
@@ -97,6 +98,12 @@ class FakeEngine:
         self.requests[request_id] = FakeRequest(request_id, text, ids, sampling_params, metrics)
         self.added.append((request_id, ids, sampling_params, priority, cache_salt))
         self._notify()
+
+    def prepare(self, sampling_params):
+        """Refuse the regex "("; whatever else is asked of the form of the output has no effect here."""
+        self.prepared.append((sampling_params.structured_outputs, threading.current_thread().name))
+        if sampling_params.structured_outputs.regex == "(":
+            raise InvalidRequestError("structured_outputs.regex cannot be used", param="structured_outputs")
 
     def step(self):
         self._note_thread()

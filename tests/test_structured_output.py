@@ -1,0 +1,203 @@
+"""Structured output through the engine: however it is scheduled, an output has its form and no other one changes."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from pagedjax import InvalidRequestError, SamplingParams, StructuredOutputsParams
+from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, run_all
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+LETTERS = StructuredOutputsParams(regex="[a-z]{40}")
+
+
+def params(form=None, **options):
+    form = StructuredOutputsParams(**form) if isinstance(form, dict) else form
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": 60, "structured_outputs": form} | options)
+
+
+@pytest.fixture(scope="module")
+def shared_engine():
+    return fake_engine(max_num_seqs=8, max_num_batched_tokens=64)
+
+
+@pytest.fixture
+def engine(shared_engine):
+    yield shared_engine
+    assert not shared_engine.has_unfinished_requests()
+    assert shared_engine.stats()["num_blocks_used"] == 0
+    assert shared_engine.stats()["num_compilations_after_ready"] == 0
+
+
+def one(engine, form, prompt="hello", **options):
+    return run_all(engine, [("one", prompt, params(form, **options))])["one"].outputs[0]
+
+
+def test_outputs_of_a_json_schema_parse_and_validate(engine):
+    form = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+    requests = [(str(i), f"p{i}", params(form, temperature=1.0, seed=i, max_tokens=100)) for i in range(10)]
+    outputs = [out.outputs[0] for out in run_all(engine, requests).values()]
+    assert len(outputs) == 10
+    for output in outputs:
+        assert output.finish_reason == "stop"
+        jsonschema.validate(json.loads(output.text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"regex": "[0-9]{3}-[a-z]{4}"}, "[0-9]{3}-[a-z]{4}"),
+        ({"choice": ["yes", "no", "perhaps"]}, "yes|no|perhaps"),
+        ({"grammar": 'root ::= "(" root ")" | "x"'}, r"\(*x\)*"),
+    ],
+)
+def test_outputs_have_their_form_and_end_with_it(engine, form, pattern):
+    output = one(engine, form, temperature=1.0, seed=3)
+    assert re.fullmatch(pattern, output.text)
+    assert (output.finish_reason, output.stop_reason) == ("stop", None)
+    assert EOS not in output.token_ids, "nothing else could follow: the request ends without asking the model"
+
+
+def test_each_token_is_the_best_of_those_allowed(engine):
+    """The fake model's logits fall with the circular distance from its next token."""
+    output = one(engine, {"regex": "[a-z]{20}"})
+    letters, tokens = engine.tokenizer.encode("abcdefghijklmnopqrstuvwxyz"), engine.tokenizer.encode("hello")
+    for token in output.token_ids:
+        (wanted,) = continuation(tokens, 1)
+        distance = {one: min(abs(one - wanted), VOCAB_SIZE - abs(one - wanted)) for one in letters}
+        assert distance[token] == min(distance.values())
+        tokens.append(token)
+
+
+def test_requests_beside_a_grammar_get_the_tokens_they_get_alone(engine):
+    batch = [engine.tokenizer.encode(f"prompt {i}") for i in range(8)]
+    requests = [(f"free {i}", prompt, params(ignore_eos=True)) for i, prompt in enumerate(batch)]
+    requests[1:1] = [(f"bound {i}", prompt, params(LETTERS)) for i, prompt in enumerate(batch)]
+    outs = run_all(engine, requests)
+    assert [outs[f"free {i}"].outputs[0].token_ids for i in range(8)] == [continuation(p, 60) for p in batch]
+    alone = [one(engine, LETTERS, prompt).token_ids for prompt in batch]
+    assert [outs[f"bound {i}"].outputs[0].token_ids for i in range(8)] == alone
+
+
+def test_a_row_that_was_under_a_grammar_is_free_for_the_next_request(engine):
+    one(engine, LETTERS)
+    prompt = engine.tokenizer.encode("next")
+    assert one(engine, None, prompt, ignore_eos=True).token_ids == continuation(prompt, 60)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_preempted_requests_resume_where_their_form_stands(engine, ahead):
+    small = fake_engine(num_gpu_blocks_override=18, async_scheduling=ahead)
+    requests = [(str(i), f"a prompt that fills blocks {i}", params(LETTERS)) for i in range(6)]
+    outs = run_all(small, requests)
+    assert small.stats()["num_preemptions"] > 0
+    alone = [one(engine, LETTERS, prompt).text for _, prompt, _ in requests]
+    assert [outs[str(i)].outputs[0].text for i in range(6)] == alone
+    assert small.stats()["num_blocks_used"] == 0
+
+
+def test_a_cached_prefix_and_chunks_change_nothing(engine):
+    engine.reset_prefix_cache()
+    prompt = "a long prompt of which blocks are cached; " * 2
+    cold, warm = (run_all(engine, [("r", prompt, params(LETTERS))])["r"] for _ in range(2))
+    assert warm.num_cached_tokens > 0 == cold.num_cached_tokens
+    assert warm.outputs[0].text == cold.outputs[0].text
+    assert re.fullmatch("[a-z]{40}", cold.outputs[0].text)
+
+
+def test_completions_of_one_prompt_each_have_their_own_place(engine):
+    form = StructuredOutputsParams(regex="[0-9]{2,5}(st|nd)")
+    out = run_all(engine, [("n", "three", params(form, n=3, temperature=1.0, seed=5))])["n"]
+    texts = [output.text for output in out.outputs]
+    assert all(re.fullmatch("[0-9]{2,5}(st|nd)", text) for text in texts)
+    assert len(set(texts)) > 1
+
+
+def test_eos_ends_the_output_only_where_the_form_may_end(engine):
+    output = one(engine, {"regex": "[0-9]{3,}"}, logit_bias={EOS: 100})
+    assert re.fullmatch("[0-9]{3}", output.text)
+    assert output.finish_reason == "stop"
+    assert output.token_ids[-1] == EOS
+
+
+def test_min_tokens_holds_eos_back_but_not_the_end_of_the_form(engine):
+    output = one(engine, {"regex": "[0-9]{1,30}"}, logit_bias={EOS: 100}, min_tokens=5)
+    assert len(output.token_ids) == 6
+    assert one(engine, {"choice": ["yes"]}, min_tokens=5).text == "yes"
+
+
+def test_max_tokens_cuts_the_form(engine):
+    output = one(engine, LETTERS, max_tokens=7)
+    assert (len(output.text), output.finish_reason) == (7, "length")
+
+
+def test_stop_strings_and_stop_tokens_work_inside_a_form(engine):
+    whole = one(engine, LETTERS).text
+    assert one(engine, LETTERS, stop=[whole[4:6]]).text == whole[: whole.find(whole[4:6])]
+    (stop_id,) = engine.tokenizer.encode(whole[3])
+    output = one(engine, LETTERS, stop_token_ids=[stop_id])
+    assert (output.stop_reason, output.text) == (stop_id, whole[: whole.find(whole[3])])
+
+
+def test_allowed_token_ids_narrow_the_form(engine):
+    ids = engine.tokenizer.encode("xyz!")
+    assert re.fullmatch("[xyz]{40}", one(engine, LETTERS, allowed_token_ids=ids).text)
+
+
+def test_log_probabilities_are_those_of_the_raw_logits(engine):
+    free = one(engine, None, logprobs=3, ignore_eos=True, max_tokens=1).logprobs[0]
+    bound = one(engine, {"regex": "[0-9]"}, logprobs=3).logprobs[0]
+    top = [entry for entry in bound.items() if entry[1].rank <= 3]
+    assert dict(top) == {token: entry for token, entry in free.items() if entry.rank <= 3}
+
+
+def test_an_aborted_request_leaves_the_others_in_their_form(engine):
+    for name in ("stays", "goes"):
+        engine.add_request(name, "prompt", params(LETTERS))
+    for _ in range(5):
+        engine.step()
+    engine.abort("goes")
+    finished = {}
+    while engine.has_unfinished_requests():
+        finished |= {out.request_id: out.outputs[0] for out in engine.step() if out.finished}
+    assert finished["goes"].finish_reason == "abort"
+    assert re.fullmatch("[a-z]*", finished["goes"].text)
+    assert finished["stays"].text == one(engine, LETTERS, "prompt").text
+
+
+def test_a_form_that_grows_beyond_its_limits_ends_its_own_request_alone(engine):
+    """Seven hundred optional properties compile, but after the brace the parser holds more items than it may."""
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(700)}}
+    outs = run_all(engine, [("wide", "x", params({"json": wide})), ("other", "y", params(LETTERS))])
+    assert outs["wide"].outputs[0].finish_reason == "error"
+    assert "form could not be followed" in outs["wide"].error
+    assert re.fullmatch("[a-z]{40}", outs["other"].outputs[0].text)
+
+
+def test_a_form_that_cannot_be_compiled_is_refused_before_queueing(engine):
+    with pytest.raises(InvalidRequestError, match="unclosed group"):
+        engine.add_request("bad", "prompt", params({"regex": "("}))
+    assert not engine.has_unfinished_requests()
+
+
+def test_running_a_step_ahead_or_not_gives_the_same_outputs(engine):
+    alone = fake_engine(async_scheduling=False)
+    requests = [(str(i), f"p{i}", params(LETTERS, temperature=1.0, seed=i)) for i in range(4)]
+    ahead, behind = run_all(engine, requests), run_all(alone, requests)
+    assert [ahead[str(i)].outputs[0].text for i in range(4)] == [behind[str(i)].outputs[0].text for i in range(4)]
+
+
+def test_something_that_is_no_form_is_refused():
+    with pytest.raises(InvalidRequestError, match="must be a StructuredOutputsParams"):
+        SamplingParams(structured_outputs={"regex": "a"})
