@@ -1,22 +1,21 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from pagedjax import AsyncEngine, CompletionOutput, InvalidRequestError, RequestOutput, SamplingParams
 from pagedjax.async_engine import RequestStream
-from servers.body import read_json
-from servers.generation import checked, final_outputs, new_request_id, submit
+from servers.call import Call, read_call, respond
+from servers.generation import checked, new_request_id
 from servers.logprobs import chat_logprobs, prompt_logprobs
 from servers.messages import check_messages
 from servers.prompts import Prompt, encode_prompt
-from servers.protocol import CHAT, parse, parse_stream_options
+from servers.protocol import CHAT
 from servers.sampling import sampling_params
-from servers.state import STATE, ServerState
-from servers.streaming import TextTemplates, json_answer, send_events, to_json
+from servers.streaming import TextTemplates, to_json
 from servers.usage import Usage
 
 # Arguments of the rendering itself, which a request must not reach through chat_template_kwargs.
@@ -27,20 +26,10 @@ _RENDER_ARGUMENTS = {
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a chat, as one JSON object or as a stream of chunks."""
-    arrival_time = time.monotonic()
-    state = request.app[STATE]
-    fields = parse(await read_json(request), CHAT)
-    state.check_model(fields["model"])
-    usage_options = parse_stream_options(fields)
-    params = _params(state.engine, fields)
-    prompt = await _prompt(state.engine, fields)
-    answer = _Answer(state, fields, prompt)
-    started = submit(state.engine, state.metrics, answer.id, [prompt], params, fields=fields, arrival_time=arrival_time)
-    async with started as (stream,):
-        if fields["stream"]:
-            return await send_events(request, _chunks(answer, stream, params.n, usage_options))
-        (output,) = await final_outputs([stream])
-        return json_answer(answer.whole(output))
+    call = await read_call(request, CHAT)
+    params = _params(call.engine, call.fields)
+    prompt = await _prompt(call.engine, call.fields)
+    return await respond(call, _Answer(call, prompt, params.n), [prompt], params)
 
 
 def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
@@ -84,47 +73,46 @@ async def _prompt(engine: AsyncEngine, fields: Mapping[str, Any]) -> Prompt:
     return await encode_prompt(engine, text, add_special_tokens=fields["add_special_tokens"], param="messages")
 
 
-async def _chunks(
-    answer: "_Answer", stream: RequestStream, n: int, usage_options: tuple[bool, bool]
-) -> AsyncGenerator[str]:
-    include_usage, continuous_usage = usage_options
-    templates = TextTemplates(lambda index, text: answer.chunk(CompletionOutput(index=index, text=text, token_ids=[])))
-    for index in range(n):
-        first = CompletionOutput(index=index, text="", token_ids=[])
-        yield to_json(answer.chunk(first, with_usage=continuous_usage, role="assistant"))
-    async for output in stream:
-        answer.usage.add(checked(output))
-        for completion in output.outputs:
-            if completion.finished or completion.logprobs or (completion.text and continuous_usage):
-                yield to_json(answer.chunk(completion, with_usage=continuous_usage))
-            elif completion.text:
-                yield templates.fill(completion.index, completion.text)
-    if include_usage:
-        yield to_json(answer.chunk(None, with_usage=True))
-
-
 class _Answer:
     """Builds the parts of one answer."""
 
-    def __init__(self, state: ServerState, fields: Mapping[str, Any], prompt: Prompt):
+    def __init__(self, call: Call, prompt: Prompt, n: int):
         self.id = new_request_id("chatcmpl")
-        self.usage = Usage([prompt])
         self._created = int(time.time())
-        self._model = state.model_name
-        self._num_top_logprobs = fields["top_logprobs"] or 0
+        self._model = call.state.model_name
+        self._n = n
+        self._usage = Usage([prompt])
+        self._stream_options = call.stream_options
+        self._num_top_logprobs = call.fields["top_logprobs"] or 0
 
-    def whole(self, output: RequestOutput) -> dict[str, Any]:
-        self.usage.add(output)
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        (output,) = outputs
+        self._usage.add(output)
         choices = [self.choice(completion, "message", role="assistant") for completion in output.outputs]
-        extra: dict[str, Any] = {"usage": self.usage.as_json()}
+        extra: dict[str, Any] = {"usage": self._usage.as_json()}
         if output.prompt_logprobs is not None:
             extra["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return self._body("chat.completion", choices) | extra
 
+    async def events(self, streams: Sequence[RequestStream]) -> AsyncGenerator[str]:
+        with_usage = self._stream_options.continuous_usage_stats
+        templates = TextTemplates(lambda index, text: self.chunk(_delta(index, text)))
+        for index in range(self._n):
+            yield to_json(self.chunk(_delta(index, ""), with_usage=with_usage, role="assistant"))
+        async for output in streams[0]:
+            self._usage.add(checked(output))
+            for completion in output.outputs:
+                if completion.finished or completion.logprobs or (completion.text and with_usage):
+                    yield to_json(self.chunk(completion, with_usage=with_usage))
+                elif completion.text:
+                    yield templates.fill(completion.index, completion.text)
+        if self._stream_options.include_usage:
+            yield to_json(self.chunk(None, with_usage=True))
+
     def chunk(self, completion: CompletionOutput | None, *, with_usage: bool = False, **role: str) -> dict[str, Any]:
         choices = [] if completion is None else [self.choice(completion, "delta", **role)]
         body = self._body("chat.completion.chunk", choices)
-        return body | {"usage": self.usage.as_json()} if with_usage else body
+        return body | {"usage": self._usage.as_json()} if with_usage else body
 
     def choice(self, completion: CompletionOutput, kind: str, **role: str) -> dict[str, Any]:
         choice = {
@@ -137,3 +125,7 @@ class _Answer:
 
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+
+
+def _delta(index: int, text: str) -> CompletionOutput:
+    return CompletionOutput(index=index, text=text, token_ids=[])

@@ -9,14 +9,13 @@ from aiohttp import web
 
 from pagedjax import AsyncEngine, CompletionOutput, Logprob, RequestOutput, SamplingParams
 from pagedjax.async_engine import RequestStream
-from servers.body import read_json
-from servers.generation import final_outputs, interleave, new_request_id, submit
+from servers.call import Call, read_call, respond
+from servers.generation import interleave, new_request_id
 from servers.logprobs import completion_logprobs, num_chars, prompt_logprobs
 from servers.prompts import Prompt, check_prompts, encode_prompt, of_token_ids
-from servers.protocol import COMPLETION, parse, parse_stream_options
+from servers.protocol import COMPLETION
 from servers.sampling import sampling_params
-from servers.state import STATE, ServerState
-from servers.streaming import TextTemplates, json_answer, send_events, to_json
+from servers.streaming import TextTemplates, to_json
 from servers.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
@@ -24,19 +23,10 @@ DEFAULT_MAX_TOKENS = 16
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """Complete one or more prompts, as one JSON object or as a stream of chunks."""
-    arrival_time = time.monotonic()
-    state = request.app[STATE]
-    fields = parse(await read_json(request), COMPLETION)
-    state.check_model(fields["model"])
-    usage_options = parse_stream_options(fields)
-    params = _params(state.engine, fields)
-    prompts = await _prompts(state.engine, fields)
-    answer = _Answer(state, fields, prompts, params.n)
-    started = submit(state.engine, state.metrics, answer.id, prompts, params, fields=fields, arrival_time=arrival_time)
-    async with started as streams:
-        if fields["stream"]:
-            return await send_events(request, _chunks(answer, streams, usage_options))
-        return json_answer(answer.whole(await final_outputs(streams)))
+    call = await read_call(request, COMPLETION)
+    params = _params(call.engine, call.fields)
+    prompts = await _prompts(call.engine, call.fields)
+    return await respond(call, _Answer(call, prompts, params.n), prompts, params)
 
 
 def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
@@ -57,30 +47,15 @@ async def _prompts(engine: AsyncEngine, fields: Mapping[str, Any]) -> list[Promp
     ]
 
 
-async def _chunks(
-    answer: "_Answer", streams: Sequence[RequestStream], usage_options: tuple[bool, bool]
-) -> AsyncGenerator[str]:
-    include_usage, continuous_usage = usage_options
-    templates = TextTemplates(lambda index, text: answer.body([answer.plain_choice(index, text)], with_usage=False))
-    async with aclosing(interleave(streams)) as outputs:
-        async for number, output in outputs:
-            for choice in answer.choices(number, output):
-                if choice["finish_reason"] or choice["logprobs"] or (choice["text"] and continuous_usage):
-                    yield to_json(answer.body([choice], with_usage=continuous_usage))
-                elif choice["text"]:
-                    yield templates.fill(choice["index"], choice["text"])
-    if include_usage:
-        yield to_json(answer.body([], with_usage=True))
-
-
 class _Answer:
     """Builds the parts of one answer. A choice's index is prompt number * n + completion index."""
 
-    def __init__(self, state: ServerState, fields: Mapping[str, Any], prompts: Sequence[Prompt], n: int):
+    def __init__(self, call: Call, prompts: Sequence[Prompt], n: int):
         self.id = new_request_id("cmpl")
         self._created = int(time.time())
-        self._engine, self._model = state.engine, state.model_name
-        self._fields, self._prompts, self._n = fields, prompts, n
+        self._engine, self._model = call.engine, call.state.model_name
+        self._fields, self._stream_options = call.fields, call.stream_options
+        self._prompts, self._n = prompts, n
         self._usage = Usage(prompts)
         self._prompt_entries: dict[int, list[dict[int, Logprob] | None]] = {}  # by prompt number
         self._num_chars: dict[int, int] = {}  # of the tokens so far, by choice
@@ -93,6 +68,19 @@ class _Answer:
                 extra["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
             choices += [choice | extra for choice in self.choices(number, output)]
         return self.body(choices, with_usage=True)
+
+    async def events(self, streams: Sequence[RequestStream]) -> AsyncGenerator[str]:
+        with_usage = self._stream_options.continuous_usage_stats
+        templates = TextTemplates(lambda index, text: self.body([self.plain_choice(index, text)], with_usage=False))
+        async with aclosing(interleave(streams)) as outputs:
+            async for number, output in outputs:
+                for choice in self.choices(number, output):
+                    if choice["finish_reason"] or choice["logprobs"] or (choice["text"] and with_usage):
+                        yield to_json(self.body([choice], with_usage=with_usage))
+                    elif choice["text"]:
+                        yield templates.fill(choice["index"], choice["text"])
+        if self._stream_options.include_usage:
+            yield to_json(self.body([], with_usage=True))
 
     def body(self, choices: list[dict[str, Any]], *, with_usage: bool) -> dict[str, Any]:
         body = {"id": self.id, "object": "text_completion", "created": self._created, "model": self._model}

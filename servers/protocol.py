@@ -149,11 +149,23 @@ def parse(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]
     return {name: _value(field, body.get(name)) for name, field in table.items()}
 
 
-def parse_stream_options(fields: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return include_usage and continuous_usage_stats."""
+@dataclass(frozen=True)
+class StreamOptions:
+    """The field stream_options: usage in a last chunk, and in every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+def parse_stream_options(fields: Mapping[str, Any]) -> StreamOptions:
+    """Return the checked stream_options.
+
+    Raises:
+      InvalidRequestError: an option is unknown or of the wrong type, or the call does not stream.
+    """
     options = fields["stream_options"]
     if options is None:
-        return False, False
+        return StreamOptions()
     if not fields["stream"]:
         raise InvalidRequestError(
             "stream_options needs stream: true; set it or leave the options out", param="stream_options"
@@ -165,7 +177,7 @@ def parse_stream_options(fields: Mapping[str, Any]) -> tuple[bool, bool]:
             raise InvalidRequestError(f"{name[:64]!r} is no field of stream_options; {advice}", param="stream_options")
         if value is not None:
             known[name] = checks.boolean(f"stream_options.{name}", value)
-    return known["include_usage"], known["include_usage"] and known["continuous_usage_stats"]
+    return StreamOptions(known["include_usage"], known["include_usage"] and known["continuous_usage_stats"])
 
 
 def _value(field: Field, value: Any) -> Any:
