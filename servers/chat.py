@@ -8,9 +8,11 @@ from aiohttp import web
 
 from pagedjax import AsyncEngine, CompletionOutput, InvalidRequestError, RequestOutput, SamplingParams
 from pagedjax.async_engine import RequestStream
+from servers.answer_parser import AnswerParser
 from servers.call import Call, read_call, respond
 from servers.generation import checked, new_request_id
 from servers.logprobs import chat_logprobs, prompt_logprobs
+from servers.message_form import MessageForm
 from servers.messages import check_messages
 from servers.prompts import Prompt, encode_prompt
 from servers.protocol import CHAT
@@ -27,12 +29,14 @@ _RENDER_ARGUMENTS = {
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a chat, as one JSON object or as a stream of chunks."""
     call = await read_call(request, CHAT)
-    params = _params(call.engine, call.fields)
-    prompt = await _prompt(call.engine, call.fields)
-    return await respond(call, _Answer(call, prompt, params.n), [prompt], params)
+    message = MessageForm.read(call.fields, call.state.config)
+    params = _params(call.engine, call.fields, message)
+    prompt = await _prompt(call.engine, call.fields, message)
+    message = message.after(prompt.text or "", is_continued=call.fields["continue_final_message"])
+    return await respond(call, _Answer(call, prompt, params.n, message), [prompt], message.constrain(params))
 
 
-def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
+def _params(engine: AsyncEngine, fields: Mapping[str, Any], message: MessageForm) -> SamplingParams:
     max_tokens, max_completion_tokens = fields["max_tokens"], fields["max_completion_tokens"]
     if None not in (max_tokens, max_completion_tokens) and max_tokens != max_completion_tokens:
         raise InvalidRequestError(
@@ -40,6 +44,8 @@ def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
             param="max_completion_tokens",
         )
     given = {"max_tokens": max_completion_tokens or max_tokens, "logprobs": _num_logprobs(engine, fields)}
+    if message.is_parsed and fields["skip_special_tokens"] is None:
+        given["skip_special_tokens"] = False  # in some vocabularies the tags that parsers look for are special
     return sampling_params(fields, engine.default_sampling_params, given=given, default_max_tokens=None)
 
 
@@ -55,7 +61,7 @@ def _num_logprobs(engine: AsyncEngine, fields: Mapping[str, Any]) -> int | None:
     return num_top or 0 if fields["logprobs"] else None
 
 
-async def _prompt(engine: AsyncEngine, fields: Mapping[str, Any]) -> Prompt:
+async def _prompt(engine: AsyncEngine, fields: Mapping[str, Any], message: MessageForm) -> Prompt:
     messages = check_messages(fields["messages"])
     variables = fields["chat_template_kwargs"] or {}
     for name in sorted(_RENDER_ARGUMENTS & variables.keys()):
@@ -68,6 +74,7 @@ async def _prompt(engine: AsyncEngine, fields: Mapping[str, Any]) -> Prompt:
         messages,
         add_generation_prompt=not is_continued if adds_prompt is None else adds_prompt,
         continue_final_message=is_continued,
+        **({"tools": message.tool_use.tools} if message.tool_use.tools else {}),
         **variables,
     )
     return await encode_prompt(engine, text, add_special_tokens=fields["add_special_tokens"], param="messages")
@@ -76,7 +83,7 @@ async def _prompt(engine: AsyncEngine, fields: Mapping[str, Any]) -> Prompt:
 class _Answer:
     """Builds the parts of one answer."""
 
-    def __init__(self, call: Call, prompt: Prompt, n: int):
+    def __init__(self, call: Call, prompt: Prompt, n: int, message: MessageForm):
         self.id = new_request_id("chatcmpl")
         self._created = int(time.time())
         self._model = call.state.model_name
@@ -84,6 +91,8 @@ class _Answer:
         self._usage = Usage([prompt])
         self._stream_options = call.stream_options
         self._num_top_logprobs = call.fields["top_logprobs"] or 0
+        self._message = message
+        self._parsers: dict[int, AnswerParser] = {}  # by choice, where the form of the message needs any
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         (output,) = outputs
@@ -98,12 +107,16 @@ class _Answer:
         with_usage = self._stream_options.continuous_usage_stats
         templates = TextTemplates(lambda index, text: self.chunk(_delta(index, text)))
         for index in range(self._n):
-            yield to_json(self.chunk(_delta(index, ""), with_usage=with_usage, role="assistant"))
+            yield to_json(self.chunk(_delta(index, ""), with_usage=with_usage, role="assistant", content=""))
         async for output in streams[0]:
             self._usage.add(checked(output))
             for completion in output.outputs:
                 if completion.finished or completion.logprobs or (completion.text and with_usage):
                     yield to_json(self.chunk(completion, with_usage=with_usage))
+                elif completion.text and self._message.is_parsed:
+                    chunk = self.chunk(completion)
+                    if chunk["choices"][0]["delta"]:
+                        yield to_json(chunk)
                 elif completion.text:
                     yield templates.fill(completion.index, completion.text)
         if self._stream_options.include_usage:
@@ -115,13 +128,25 @@ class _Answer:
         return body | {"usage": self._usage.as_json()} if with_usage else body
 
     def choice(self, completion: CompletionOutput, kind: str, **role: str) -> dict[str, Any]:
+        body, finish_reason = {"content": completion.text}, completion.finish_reason
+        if self._message.is_parsed:
+            body, finish_reason = self._parsed(completion, kind)
         choice = {
             "index": completion.index,
-            kind: {**role, "content": completion.text},
+            kind: {**role, **body},
             "logprobs": chat_logprobs(completion, self._num_top_logprobs),
-            "finish_reason": completion.finish_reason,
+            "finish_reason": finish_reason,
         }
         return choice | {"stop_reason": completion.stop_reason} if completion.finished else choice
+
+    def _parsed(self, completion: CompletionOutput, kind: str) -> tuple[dict[str, Any], str | None]:
+        parser = self._parsers.get(completion.index)
+        if parser is None:
+            parser = self._parsers[completion.index] = self._message.new_parser()
+        part = parser.push(completion.text, is_last=completion.finished)
+        body = part.as_delta() if kind == "delta" else part.as_message(with_reasoning=self._message.has_reasoning)
+        is_call = completion.finish_reason == "stop" and parser.has_calls and self._message.calls_end_answers
+        return body, "tool_calls" if is_call else completion.finish_reason
 
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}

@@ -68,6 +68,11 @@ def json_object(name: str, value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else _refuse(name, value, "an object")
 
 
+def json_array(name: str, value: Any) -> list[Any]:
+    """Accept a JSON array."""
+    return value if isinstance(value, list) else _refuse(name, value, "an array")
+
+
 def biases(name: str, value: Any) -> dict[int, float]:
     """Accept an object from token ids, as decimal strings, to numbers."""
     json_object(name, value)

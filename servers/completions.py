@@ -12,6 +12,7 @@ from pagedjax.async_engine import RequestStream
 from servers.call import Call, read_call, respond
 from servers.generation import interleave, new_request_id
 from servers.logprobs import completion_logprobs, num_chars, prompt_logprobs
+from servers.output_form import output_form
 from servers.prompts import Prompt, check_prompts, encode_prompt, of_token_ids
 from servers.protocol import COMPLETION
 from servers.sampling import sampling_params
@@ -30,7 +31,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
-    given = {"max_tokens": fields["max_tokens"], "logprobs": fields["logprobs"]}
+    given = {
+        "max_tokens": fields["max_tokens"],
+        "logprobs": fields["logprobs"],
+        "structured_outputs": output_form(fields),
+    }
     if fields["echo"] and fields["prompt_logprobs"] is None:
         given["prompt_logprobs"] = fields["logprobs"]  # the echoed tokens have theirs too
     defaults = engine.default_sampling_params

@@ -5,8 +5,8 @@ from typing import Any
 
 from pagedjax.errors import InvalidRequestError
 
-_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-_KEYS_THAT_MUST_BE_EMPTY = ("refusal", "function_call", "audio", "annotations", "reasoning")  # of answers sent back
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
+_KEYS_THAT_MUST_BE_EMPTY = ("refusal", "function_call", "audio", "annotations")  # of answers sent back
 
 
 def check_messages(value: Any) -> list[dict[str, Any]]:
@@ -27,7 +27,10 @@ def _check_message(where: str, message: Any) -> dict[str, Any]:
         _check_key(where, key, entry)
     if not isinstance(message.get("tool_calls") or [], list):
         raise _error(f"{where}.tool_calls", "it must be a list")
-    return {key: entry for key, entry in message.items() if key == "content" or entry not in (None, [], {})}
+    kept = {key: entry for key, entry in message.items() if key == "content" or entry not in (None, [], {})}
+    if "reasoning" in kept:
+        kept.setdefault("reasoning_content", kept["reasoning"])  # templates know the older name
+    return kept
 
 
 def _check_key(where: str, key: str, entry: Any) -> None:

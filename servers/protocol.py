@@ -58,6 +58,8 @@ _SHARED = (
     Field("cache_salt", checks.nonempty_text, None),
     Field("user", checks.ignored, None),
     Field("metadata", checks.ignored, None),
+    Field("response_format", checks.json_object, None),
+    Field("structured_outputs", checks.json_object, None),
     *SAMPLING,
 )
 
@@ -70,6 +72,9 @@ _CHAT_ONLY = (
     Field("continue_final_message", checks.boolean, False),
     Field("add_special_tokens", checks.boolean, False),
     Field("chat_template_kwargs", checks.json_object, None),
+    Field("tools", checks.json_array, None),
+    Field("tool_choice", checks.anything, None),  # servers.tools checks it
+    Field("parallel_tool_calls", checks.boolean, None),
     Field("safety_identifier", checks.ignored, None),
     Field("prompt_cache_key", checks.ignored, None),
 )
@@ -86,8 +91,6 @@ _UNSUPPORTED = (
     Field("use_beam_search", only(False), None),
     Field("length_penalty", only(1, 1.0), None),
     Field("truncate_prompt_tokens", only(), None),
-    Field("response_format", only({"type": "text"}), None),
-    Field("structured_outputs", only(), None),
     Field("logits_processors", only(), None),
     Field("return_token_ids", only(False), None),
     Field("return_tokens_as_token_ids", only(False), None),
@@ -101,9 +104,6 @@ _UNSUPPORTED = (
 )
 
 _UNSUPPORTED_IN_CHAT = (
-    Field("tools", only([]), None),
-    Field("tool_choice", only("none", "auto"), None),
-    Field("parallel_tool_calls", only(True, False), None),
     Field("functions", only([]), None),
     Field("function_call", only("none", "auto"), None),
     Field("modalities", only(["text"]), None),

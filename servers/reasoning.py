@@ -21,12 +21,15 @@ REASONING_PARSERS: dict[str, State] = {
 }
 
 
-def state_after(prompt: str, parser: str) -> State:
-    """Return how the answer to `prompt` begins: chat templates may open the reasoning, or leave it out."""
+def state_after(prompt: str, parser: str, *, is_continued: bool = False) -> State:
+    """Return how the answer to `prompt` begins: chat templates may open the reasoning, or leave it out.
+
+    A continued message goes on where it stands.
+    """
     end = prompt.rstrip()
-    if end.endswith(START):
+    if end.endswith(START) or (is_continued and end.rfind(START) > end.rfind(END)):
         return "open"
-    return "closed" if end.endswith(END) else REASONING_PARSERS[parser]
+    return "closed" if is_continued or end.endswith(END) else REASONING_PARSERS[parser]
 
 
 def reasoning_tokens(state: State) -> ReasoningTokens | None:

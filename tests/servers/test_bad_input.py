@@ -116,8 +116,6 @@ FIELDS = [
     (CHAT, {"messages": [{"role": "user", "content": "a", "refusal": "no"}]}, "messages", "refusal"),
     (CHAT, {"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, "messages", "tool_calls"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 10**6}]}, "messages", "characters"),
-    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools", "not supported"),
-    (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not supported"),
     (CHAT, {"messages": HI, "chat_template": "{{ 1 }}"}, "chat_template", "not supported"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, "top_logprobs", "logprobs: true"),
     (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
