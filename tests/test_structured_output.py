@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 
 from pagedjax import InvalidRequestError, SamplingParams, StructuredOutputsParams
+from pagedjax.execution import buckets
 from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, run_all
 
 SCHEMA = {
@@ -191,11 +192,49 @@ def test_a_form_that_cannot_be_compiled_is_refused_before_queueing(engine):
     assert not engine.has_unfinished_requests()
 
 
-def test_running_a_step_ahead_or_not_gives_the_same_outputs(engine):
-    alone = fake_engine(async_scheduling=False)
-    requests = [(str(i), f"p{i}", params(LETTERS, temperature=1.0, seed=i)) for i in range(4)]
-    ahead, behind = run_all(engine, requests), run_all(alone, requests)
-    assert [ahead[str(i)].outputs[0].text for i in range(4)] == [behind[str(i)].outputs[0].text for i in range(4)]
+def watched(monkeypatch, engine):
+    """Record what the engine asks of its runner, and which executables run, from now on."""
+    calls, runner = [], engine._runner
+
+    def record(name):
+        method = getattr(runner, name)
+        monkeypatch.setattr(runner, name, lambda *args: calls.append(name) or method(*args))
+
+    for name in ("dispatch", "sample", "read"):
+        record(name)
+    executables = {}
+    for name, run in runner._executables.items():
+        executables[name] = lambda *args, name=name, run=run: calls.append(name) or run(*args)
+    monkeypatch.setattr(runner, "_executables", executables)
+    return calls
+
+
+def test_the_forward_pass_is_dispatched_before_the_step_before_it_is_read(monkeypatch, engine):
+    """So that the host builds masks while the device computes: only sampling waits for them."""
+    calls = watched(monkeypatch, engine)
+    one(engine, {"regex": "[a-z]{4}"})
+    order = [call for call in calls if call.split()[0] in ("forward", "read", "write", "sample") and call != "sample"]
+    order = [call.split()[0] for call in order if not call.startswith(("write rows", "write sampler"))]
+    first, step = ["forward", "write", "sample"], ["forward", "read", "write", "sample"]
+    assert order == [*first, *step * 3, "forward", "read", "sample", "read"]  # the last forward pass is surplus
+
+
+def test_a_batch_without_a_grammar_runs_what_it_always_ran(monkeypatch, engine):
+    calls = watched(monkeypatch, engine)
+    one(engine, None, ignore_eos=True, max_tokens=5)
+    assert "sample" not in calls
+    assert not [call for call in calls if call.startswith(("write masks", "sample 1 top_k", "sample 1 full"))]
+    assert calls.count("dispatch") == 5
+
+
+def test_forms_hold_where_plain_steps_sample_in_the_same_call(monkeypatch, engine):
+    """As on a GPU: a batch with a grammar takes the general executables instead."""
+    monkeypatch.setitem(buckets.IS_FUSED, "cpu", True)
+    fused = fake_engine(max_num_seqs=2, max_num_batched_tokens=16)
+    outs = run_all(fused, [("bound", "bound", params(LETTERS)), ("free", "free", params(ignore_eos=True))])
+    assert outs["bound"].outputs[0].text == one(engine, LETTERS, "bound").text
+    assert outs["free"].outputs[0].token_ids == continuation(fused.tokenizer.encode("free"), 60)
+    assert fused.stats()["num_compilations_after_ready"] == 0
 
 
 def test_something_that_is_no_form_is_refused():
