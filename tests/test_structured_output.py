@@ -6,9 +6,11 @@ import re
 import jsonschema
 import pytest
 
-from pagedjax import InvalidRequestError, SamplingParams, StructuredOutputsParams
+from pagedjax import InvalidRequestError, ReasoningTokens, SamplingParams, StructuredOutputsParams
 from pagedjax.execution import buckets
-from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, run_all
+from pagedjax.text.structured_output import GrammarCompiler
+from pagedjax.text.tokenizer import Tokenizer
+from tests.fakes import EOS, VOCAB_SIZE, byte_tokenizer, continuation, fake_engine, run_all
 
 SCHEMA = {
     "type": "object",
@@ -190,6 +192,21 @@ def test_a_form_that_cannot_be_compiled_is_refused_before_queueing(engine):
     with pytest.raises(InvalidRequestError, match="unclosed group"):
         engine.add_request("bad", "prompt", params({"regex": "("}))
     assert not engine.has_unfinished_requests()
+
+
+def test_a_form_begins_where_reasoning_ends(monkeypatch, engine):
+    hf = byte_tokenizer().hf
+    hf.add_tokens(["<extra0>", "<extra1>"])
+    compiler = GrammarCompiler(Tokenizer(hf), vocab_size=VOCAB_SIZE, eos_token_ids=frozenset([EOS]))
+    monkeypatch.setattr(engine._input, "grammar_compiler", compiler)
+    form = StructuredOutputsParams(regex="[0-9]{4}", reasoning=ReasoningTokens("<extra0>", "<extra1>", is_open=True))
+    (end,) = compiler._tokenizer.encode("<extra1>")
+    token_ids = one(engine, form).token_ids
+    assert end not in token_ids, "the model goes on thinking, which is free"
+    assert token_ids == continuation(engine.tokenizer.encode("hello"), 60)
+    token_ids = one(engine, form, logit_bias={end: 100}).token_ids
+    assert token_ids[0] == end
+    assert re.fullmatch("[0-9]{4}", engine.tokenizer.decode(token_ids[1:]))
 
 
 def watched(monkeypatch, engine):

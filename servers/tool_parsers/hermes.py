@@ -18,8 +18,11 @@ class HermesCalls:
 
     def push(self, text: str) -> list[Event]:
         """Read further text."""
-        for character in text:
-            self._read(character)
+        if self._object is None and not self._held and not self._is_after_call and "<" not in text:
+            self._out.text(text)  # as most text is
+        else:
+            for character in text:
+                self._read(character)
         return self._out.take()
 
     def finish(self) -> list[Event]:

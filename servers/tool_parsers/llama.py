@@ -18,8 +18,11 @@ class LlamaCalls:
 
     def push(self, text: str) -> list[Event]:
         """Read further text."""
-        for character in text:
-            self._read(character)
+        if self._is_text:
+            self._out.text(text)
+        else:
+            for character in text:
+                self._read(character)
         return self._out.take()
 
     def finish(self) -> list[Event]:
