@@ -14,6 +14,7 @@ from servers.generation import checked, new_request_id
 from servers.logprobs import chat_logprobs, prompt_logprobs
 from servers.message_form import MessageForm
 from servers.messages import check_messages
+from servers.output_form import errors_by_field
 from servers.prompts import Prompt, encode_prompt
 from servers.protocol import CHAT
 from servers.sampling import sampling_params
@@ -29,11 +30,12 @@ _RENDER_ARGUMENTS = {
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a chat, as one JSON object or as a stream of chunks."""
     call = await read_call(request, CHAT)
-    message = MessageForm.read(call.fields, call.state.config)
-    params = _params(call.engine, call.fields, message)
-    prompt = await _prompt(call.engine, call.fields, message)
-    message = message.after(prompt.text or "", is_continued=call.fields["continue_final_message"])
-    return await respond(call, _Answer(call, prompt, params.n, message), [prompt], message.constrain(params))
+    with errors_by_field(call.fields):
+        message = MessageForm.read(call.fields, call.state.config)
+        params = _params(call.engine, call.fields, message)
+        prompt = await _prompt(call.engine, call.fields, message)
+        message = message.after(prompt.text or "", is_continued=call.fields["continue_final_message"])
+        return await respond(call, _Answer(call, prompt, params.n, message), [prompt], message.constrain(params))
 
 
 def _params(engine: AsyncEngine, fields: Mapping[str, Any], message: MessageForm) -> SamplingParams:

@@ -12,7 +12,7 @@ from pagedjax.async_engine import RequestStream
 from servers.call import Call, read_call, respond
 from servers.generation import interleave, new_request_id
 from servers.logprobs import completion_logprobs, num_chars, prompt_logprobs
-from servers.output_form import output_form
+from servers.output_form import errors_by_field, output_form
 from servers.prompts import Prompt, check_prompts, encode_prompt, of_token_ids
 from servers.protocol import COMPLETION
 from servers.sampling import sampling_params
@@ -25,9 +25,10 @@ DEFAULT_MAX_TOKENS = 16
 async def completions(request: web.Request) -> web.StreamResponse:
     """Complete one or more prompts, as one JSON object or as a stream of chunks."""
     call = await read_call(request, COMPLETION)
-    params = _params(call.engine, call.fields)
-    prompts = await _prompts(call.engine, call.fields)
-    return await respond(call, _Answer(call, prompts, params.n), prompts, params)
+    with errors_by_field(call.fields):
+        params = _params(call.engine, call.fields)
+        prompts = await _prompts(call.engine, call.fields)
+        return await respond(call, _Answer(call, prompts, params.n), prompts, params)
 
 
 def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:

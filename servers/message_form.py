@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pagedjax import InvalidRequestError, SamplingParams, StructuredOutputsParams
+from pagedjax import SamplingParams, StructuredOutputsParams
 from servers.answer_parser import AnswerParser
 from servers.config import ServerConfig
 from servers.output_form import output_form
@@ -28,14 +28,8 @@ class MessageForm:
         Raises:
           InvalidRequestError: they are malformed or contradict each other.
         """
-        tool_use, form = read_tools(fields, config), output_form(fields)
-        forced = tool_use.form()
-        if forced is not None and form is not None:
-            raise InvalidRequestError(
-                "tool_choice forces a call, which has its own form; leave out response_format and structured_outputs",
-                param="tool_choice",
-            )
-        return cls(tool_use, forced or form, config.reasoning_parser)
+        tool_use = read_tools(fields, config)
+        return cls(tool_use, tool_use.form(output_form(fields)), config.reasoning_parser)
 
     def after(self, prompt: str, *, is_continued: bool) -> Self:
         """Return the form of the answers to this prompt."""

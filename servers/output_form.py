@@ -1,7 +1,9 @@
 """What a request asks of the form of its output: response_format (OpenAI's field) or structured_outputs (vLLM's)."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pagedjax import InvalidRequestError, StructuredOutputsParams
@@ -30,6 +32,19 @@ def output_form(fields: Mapping[str, Any]) -> StructuredOutputsParams | None:
         )
     _check_names(structured_outputs, _STRUCTURED_OUTPUTS, "structured_outputs")
     return StructuredOutputsParams(**{name: value for name, value in structured_outputs.items() if value is not None})
+
+
+@contextmanager
+def errors_by_field(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Name the field that the client sent in errors about its form: the engine knows structured_outputs alone."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param != "structured_outputs" or fields["structured_outputs"] is not None:
+            raise
+        field = "tools" if fields["response_format"] is None else "response_format"
+        message = re.sub(r"structured_outputs(\.\w+)?", field, str(error), count=1)
+        raise InvalidRequestError(message, param=field) from None
 
 
 def _of_response_format(value: dict[str, Any]) -> StructuredOutputsParams | None:

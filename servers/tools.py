@@ -1,5 +1,6 @@
 """The tools of a chat: what the client offers, and whether the model may, must or must not call them."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import Any, Literal
 
 from pagedjax import InvalidRequestError, StructuredOutputsParams
 from servers.config import ServerConfig
-from servers.tool_parsers import TOOL_PARSERS, NamedCall, RequiredCalls, ToolParser
+from servers.tool_parsers import ANSWER_GRAMMARS, TOOL_PARSERS, NamedCall, RequiredCalls, ToolParser
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -26,16 +27,51 @@ class ToolUse:
     parser: str | None  # of the server's, for the choice auto
     name: str | None = None
 
-    def form(self) -> StructuredOutputsParams | None:
-        """Return the form that the choice forces on the output."""
+    def form(self, content: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+        """Return the form of the output, where the client fixed that of its content (None: it did not).
+
+        Raises:
+          InvalidRequestError: the two cannot be joined.
+        """
         parameters = {tool["function"]["name"]: _parameters(tool) for tool in self.tools}
+        if self.choice in ("required", "named") and content is not None:
+            raise InvalidRequestError(
+                "tool_choice forces a call, which has its own form; leave out response_format and structured_outputs",
+                param="tool_choice",
+            )
         match self.choice:
             case "required":
                 return StructuredOutputsParams(json=RequiredCalls.schema(parameters, is_parallel=self.is_parallel))
             case "named":
                 assert self.name is not None, "checked when it was read"
                 return StructuredOutputsParams(json=parameters[self.name])
-        return None
+            case "auto":
+                return self._free_form(parameters, content)
+        return content
+
+    def _free_form(
+        self, parameters: dict[str, dict[str, Any]], content: StructuredOutputsParams | None
+    ) -> StructuredOutputsParams | None:
+        """Return the form of content or calls: those of strict tools follow their schemas, others have any object."""
+        strict = {tool["function"]["name"] for tool in self.tools if tool["function"].get("strict")}
+        if content is None and not strict:
+            return None
+        grammar = ANSWER_GRAMMARS.get(self.parser or "")
+        if grammar is None:
+            raise InvalidRequestError(
+                f"the tool call parser {self.parser} knows no strict tools, and no form of output beside calls; "
+                "leave out strict, or set tool_choice to none",
+                param="tool_choice",
+            )
+        kind, text = ("json", "null") if content is None else content.source
+        has_options = content is not None and (content.disable_any_whitespace or content.whitespace_pattern is not None)
+        if kind != "json" or has_options:
+            raise InvalidRequestError(
+                "structured_outputs other than a plain json leaves no place for calls; set tool_choice to none",
+                param="tool_choice",
+            )
+        schemas = {name: schema if name in strict else {"type": "object"} for name, schema in parameters.items()}
+        return StructuredOutputsParams(grammar=grammar(schemas, json.loads(text), is_parallel=self.is_parallel))
 
     def new_parser(self) -> ToolParser | None:
         """Return the parser of one answer, None where it holds no calls."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from servers.tool_parsers.events import Arguments, CallStart, Event, Text, ToolParser
 from servers.tool_parsers.forced import NamedCall, RequiredCalls
+from servers.tool_parsers.grammars import ANSWER_GRAMMARS
 from servers.tool_parsers.hermes import HermesCalls
 from servers.tool_parsers.llama import LlamaCalls
 from servers.tool_parsers.pythonic import PythonicCalls
@@ -20,6 +21,7 @@ TOOL_PARSERS: dict[str, Callable[[], ToolParser]] = {
 }
 
 __all__ = [
+    "ANSWER_GRAMMARS",
     "TOOL_PARSERS",
     "Arguments",
     "CallStart",

@@ -1,9 +1,11 @@
 """Calls that a grammar has forced: a JSON array of calls (tool_choice "required"), or one call's arguments (named)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from servers.tool_parsers.call_object import CallObject
 from servers.tool_parsers.events import Event, EventList
+from servers.tool_parsers.grammars import calls_schema
 
 
 class RequiredCalls:
@@ -14,22 +16,10 @@ class RequiredCalls:
         self._object: CallObject | None = None
 
     @staticmethod
-    def schema(parameters: dict[str, dict[str, Any]], *, is_parallel: bool) -> dict[str, Any]:
-        """Return the JSON schema of at least one call of the functions, which have the given schemas by name.
-
-        Each function's schema stands among the definitions, and what it refers to within itself is found there.
-        """
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "parameters": {"$ref": f"#/$defs/{i}"}},
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-            for i, name in enumerate(parameters)
-        ]
-        definitions = {str(i): _moved(schema, f"#/$defs/{i}") for i, schema in enumerate(parameters.values())}
-        array = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, "$defs": definitions}
+    def schema(parameters: Mapping[str, dict[str, Any]], *, is_parallel: bool) -> dict[str, Any]:
+        """Return the JSON schema of at least one call of the functions, whose parameters have the given schemas."""
+        call = calls_schema(parameters, "parameters")
+        array = {"type": "array", "minItems": 1, "items": {"anyOf": call["anyOf"]}, "$defs": call["$defs"]}
         return array if is_parallel else array | {"maxItems": 1}
 
     def push(self, text: str) -> list[Event]:
@@ -67,18 +57,3 @@ class NamedCall:
     def finish(self) -> list[Event]:
         """Say what is still held, at the end of the text: nothing."""
         return []
-
-
-def _moved(schema: Any, root: str) -> Any:
-    """Return a schema whose references to its own root ("#...") begin with `root` instead."""
-    match schema:
-        case dict():
-            return {
-                key: root + value[1:]
-                if key == "$ref" and isinstance(value, str) and value[:1] == "#"
-                else _moved(value, root)
-                for key, value in schema.items()
-            }
-        case list():
-            return [_moved(one, root) for one in schema]
-    return schema

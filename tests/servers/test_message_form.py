@@ -6,9 +6,11 @@ import openai
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from pagedjax import ConfigError, StructuredOutputsParams
+from pagedjax import ConfigError, InvalidRequestError, StructuredOutputsParams
 from pagedjax.async_engine import AsyncEngine
+from pagedjax.text.structured_output import GrammarCompiler
 from servers import ServerConfig, create_app
+from tests.fakes import byte_tokenizer
 from tests.servers.fakes import FakeEngine
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -170,6 +172,95 @@ async def test_the_conversation_goes_on_with_calls_and_their_results(serve):
     assert rendered[1]["tool_calls"] == [call]
     assert rendered[1]["reasoning_content"] == "hm"
     assert rendered[2] == messages[2]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return GrammarCompiler(byte_tokenizer(), vocab_size=263, eos_token_ids=frozenset([256]))
+
+
+def follows(compiled, form, text):
+    """Whether the form admits the text, as a whole."""
+    grammar, token_ids = compiled.start(form), byte_tokenizer().encode(text)
+    for token_id in [*token_ids, 256]:
+        if not compiled.masks([grammar])[0][token_id // 32] >> (token_id % 32) & 1:
+            return False
+        grammar.accept(token_id)
+    return True
+
+
+STRICT = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, TOOLS[1]]
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+WRONG = '<tool_call>{"name": "weather", "arguments": {"city": 5}}</tool_call>'
+LLAMA_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
+
+
+@pytest.mark.parametrize(
+    ("parser", "options", "admitted", "refused"),
+    [
+        ("hermes", {"tools": STRICT}, ["", "Hm < 5.", CALL, f"a {CALL}\n{OTHER} b <tool"], [WRONG, "<tool_call>x"]),
+        ("hermes", {"tools": STRICT, "parallel_tool_calls": False}, [f"a {CALL}"], [WRONG]),
+        (
+            "hermes",
+            {"tools": TOOLS, "response_format": FORMAT},
+            ['{"answer": 5}', CALL, f"{CALL}\n{OTHER}", WRONG],
+            ["text", "", '{"answer": "x"}', '{"answer": 5}' + CALL],
+        ),
+        (
+            "hermes",
+            {"tools": STRICT, "response_format": {"type": "json_object"}, "parallel_tool_calls": False},
+            ["{}", CALL],
+            [WRONG, CALL + OTHER],
+        ),
+        (
+            "llama3_json",
+            {"tools": STRICT},
+            ["", "text {}", LLAMA_CALL, f"{LLAMA_CALL}; {LLAMA_CALL}"],
+            ['{"name": "weather", "parameters": {"city": 5}}', '{"answer": 5}'],
+        ),
+        (
+            "llama3_json",
+            {"tools": STRICT, "response_format": FORMAT, "parallel_tool_calls": False},
+            ['{"answer": 5}', LLAMA_CALL],
+            ["text", f"{LLAMA_CALL}; {LLAMA_CALL}", '{"name": "weather", "parameters": {"city": 5}}'],
+        ),
+    ],
+)
+async def test_strict_tools_and_forms_of_content_stand_side_by_side(
+    serve, compiled, parser, options, admitted, refused
+):
+    fake, client = await serve(enable_auto_tool_choice=True, tool_call_parser=parser)
+    await chat(client, "x", **options)
+    form = fake.added[0][2].structured_outputs
+    assert [text for text in admitted if not follows(compiled, form, text)] == []
+    assert [text for text in refused if follows(compiled, form, text)] == []
+
+
+async def test_what_a_parser_cannot_join_is_refused(serve):
+    _, client = await serve(enable_auto_tool_choice=True, tool_call_parser="pythonic")
+    with pytest.raises(openai.BadRequestError, match="pythonic knows no strict tools"):
+        await chat(client, "x", tools=STRICT)
+    _, client = await hermes(serve)
+    for form in ({"regex": "a"}, {"json": {}, "disable_any_whitespace": True}):
+        with pytest.raises(openai.BadRequestError, match="no place for calls"):
+            await chat(client, "x", tools=TOOLS, extra_body={"structured_outputs": form})
+
+
+async def test_errors_name_the_field_that_the_client_sent(serve):
+    fake, client = await serve()
+
+    def refuse(sampling_params):
+        raise InvalidRequestError("structured_outputs.json cannot be used: why", param="structured_outputs")
+
+    fake.prepare = refuse
+    required = {"tools": TOOLS, "tool_choice": "required"}
+    for field, body in (("response_format", {"response_format": FORMAT}), ("tools", required)):
+        with pytest.raises(openai.BadRequestError, match=f"{field} cannot be used: why") as caught:
+            await chat(client, "x", extra_body=body)
+        assert caught.value.param == field
+    with pytest.raises(openai.BadRequestError, match="response_format cannot be used"):
+        await client.completions.create(model="fake", prompt="x", extra_body={"response_format": FORMAT})
 
 
 @pytest.mark.parametrize("parser", ["deepseek_r1", "qwen3"])
