@@ -38,7 +38,7 @@ class StructuredOutputsParams:
       grammar: a context-free grammar in Lark's or GBNF's notation.
       json_object: True for any JSON object.
       disable_any_whitespace: JSON without whitespace between its tokens.
-      whitespace_pattern: a regular expression for that whitespace.
+      whitespace_pattern: a regular expression for that whitespace; at most 64 characters of it if None.
       reasoning: what comes before the output proper and is free; None for nothing.
 
     Raises:

@@ -98,6 +98,15 @@ def test_json_without_whitespace_has_none(compiled, tokenizer):
     assert not {" ", "\n"} & texts(tokenizer, allowed(compiled, grammar))
 
 
+def test_whitespace_in_json_comes_to_an_end(compiled, tokenizer):
+    """A small model under a schema may prefer white space for ever."""
+    grammar = compiled.start(StructuredOutputsParams(json_object=True))
+    follow(compiled, tokenizer, grammar, '{"a":\n' + " " * 63)
+    assert not {" ", "\n"} & texts(tokenizer, allowed(compiled, grammar))
+    follow(compiled, tokenizer, grammar, "1}")
+    assert grammar.is_finished
+
+
 def test_whitespace_follows_its_pattern(compiled, tokenizer):
     grammar = compiled.start(StructuredOutputsParams(json_object=True, whitespace_pattern="\t"))
     follow(compiled, tokenizer, grammar, '{"a":')

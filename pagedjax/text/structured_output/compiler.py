@@ -27,6 +27,7 @@ from pagedjax.text.tokenizer import Tokenizer
 COMPILE_SECONDS = 5.0
 CACHE_SIZE = 128  # forms, those refused included
 MAX_ERROR_CHARS = 300
+WHITESPACE_PATTERN = r"[ \n\r\t]{1,64}"  # between the tokens of JSON: models under a schema may pad without end
 LIMITS = {  # llguidance's own, for compiling and for each mask; a step stays within some tens of milliseconds
     "max_lexer_states": 20_000,  # 1-2 kB each
     "verbose_errors": False,  # they would show the parser's state to clients and in logs
@@ -133,9 +134,9 @@ class GrammarCompiler:
     def _check(self, params: StructuredOutputsParams, tokenizer: Tokenizer, site: Path) -> dict[str, str]:
         """Compile in a process that is killed when it takes too long."""
         kind, text = params.source
-        options: dict[str, Any] = {"whitespace_flexible": False} if params.disable_any_whitespace else {}
-        if params.whitespace_pattern is not None:
-            options["whitespace_pattern"] = params.whitespace_pattern
+        options: dict[str, Any] = {"whitespace_pattern": params.whitespace_pattern or WHITESPACE_PATTERN}
+        if params.disable_any_whitespace:
+            options = {"whitespace_flexible": False}
         special = list(tokenizer.pieces.added_tokens.values())
         request = {
             "kind": kind, "text": text, "json_options": options, "special_tokens": special, "limits": LIMITS,
