@@ -186,6 +186,11 @@ class LLMEngine:
                     completion.flush()
             self._due[request_id] = None
 
+    def is_prepared(self, sampling_params: SamplingParams) -> bool:
+        """Whether `add_request` need not wait for a grammar to be compiled; may be called from any thread."""
+        form = sampling_params.structured_outputs
+        return form is None or self._input.grammar_compiler.is_compiled(form)
+
     def prepare(self, sampling_params: SamplingParams) -> None:
         """Compile a grammar that `add_request` would have to wait for; may be called from any thread.
 

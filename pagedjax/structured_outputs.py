@@ -6,6 +6,7 @@ Values are checked on construction, for type and size; whether a schema, regex o
 
 import json
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal
 
 from pagedjax.errors import InvalidRequestError
@@ -67,7 +68,7 @@ class StructuredOutputsParams:
                 f"structured_outputs.{kind} has {len(text)} characters, the limit is {MAX_GRAMMAR_CHARS}; shorten it"
             )
 
-    @property
+    @cached_property
     def source(self) -> tuple[Kind, str]:
         """The kind of grammar and its text; choices are a JSON array."""
         if self.json_object:

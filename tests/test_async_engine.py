@@ -299,6 +299,9 @@ async def test_a_grammar_is_compiled_in_a_thread_of_its_own_before_the_engine_he
     assert prepared == form
     assert thread.startswith("pagedjax-grammar")
     assert len(fake.added) == 1
+    fake.prepare = None  # the second time it is known, and waits for nobody's grammar
+    await drain(engine.generate("abc", SamplingParams(max_tokens=2, structured_outputs=form), "again"))
+    assert len(fake.added) == 2
 
 
 async def test_a_grammar_that_is_refused_never_reaches_the_engine(engine, fake):

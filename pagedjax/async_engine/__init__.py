@@ -17,7 +17,7 @@ from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 
 TEXT_THREADS = 2  # tokenize and render chats while the engine thread computes
-GRAMMAR_THREADS = 2  # apart from those: a hostile grammar may take seconds
+GRAMMAR_THREADS = 4  # apart from those: each waits for a process that compiles, which may take seconds
 
 
 class AsyncEngine:
@@ -54,7 +54,7 @@ class AsyncEngine:
         mailbox = self._mailboxes.open(request_id, is_delta=is_delta)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         add = Add(request_id, prompt, sampling_params, priority, cache_salt, arrival_time)
-        if sampling_params.structured_outputs is None:
+        if self._thread.is_prepared(sampling_params):
             self._thread.inbox.put(add)
         else:
             self._prepare_and_put(add, mailbox)

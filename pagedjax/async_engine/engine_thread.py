@@ -47,6 +47,8 @@ class Engine(Protocol):
         arrival_time: float | None = None,
     ) -> Any: ...
 
+    def is_prepared(self, sampling_params: SamplingParams) -> bool: ...
+
     def prepare(self, sampling_params: SamplingParams) -> None: ...
 
     def step(self) -> Iterable[RequestOutput]: ...
@@ -90,6 +92,10 @@ class EngineThread:
         self._stats_time = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="pagedjax-engine", daemon=True)
         self._thread.start()
+
+    def is_prepared(self, sampling_params: SamplingParams) -> bool:
+        """Whether the engine could add a request with these parameters at once."""
+        return self._engine.is_prepared(sampling_params)
 
     def prepare(self, sampling_params: SamplingParams) -> None:
         """Do in the caller's thread what adding a request with these parameters would have to wait for."""

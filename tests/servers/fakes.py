@@ -99,6 +99,10 @@ class FakeEngine:
         self.added.append((request_id, ids, sampling_params, priority, cache_salt))
         self._notify()
 
+    def is_prepared(self, sampling_params):
+        form = sampling_params.structured_outputs
+        return form is None or any(form == prepared for prepared, _ in self.prepared)
+
     def prepare(self, sampling_params):
         """Refuse the regex "("; whatever else is asked of the form of the output has no effect here."""
         self.prepared.append((sampling_params.structured_outputs, threading.current_thread().name))

@@ -206,7 +206,9 @@ def test_forms_that_make_no_sense_are_refused_in_words(compiled, form, message):
 
 def test_a_form_is_compiled_once(compiled, monkeypatch):
     form = StructuredOutputsParams(regex="only once")
+    assert not compiled.is_compiled(form)
     compiled.compile(form)
+    assert compiled.is_compiled(form)
     monkeypatch.setattr(compiler.subprocess, "run", None)
     compiled.start(StructuredOutputsParams(regex="only once"))
 

@@ -32,7 +32,6 @@ LIMITS = {  # llguidance's own, for compiling and for each mask; a step stays wi
     "max_lexer_states": 20_000,  # 1-2 kB each
     "verbose_errors": False,  # they would show the parser's state to clients and in logs
 }
-_Key = tuple[str, str, bool, str | None]
 
 
 class GrammarCompiler:
@@ -64,7 +63,7 @@ class GrammarCompiler:
                 tokenizer.hf.backend_tokenizer.to_str(), n_vocab=self._view_size, eos_token=self._eos_token_ids
             )
             self._executor = self._llguidance.LLExecutor()
-        self._cache: OrderedDict[_Key, Any] = OrderedDict()  # matchers in their first state, or what is wrong
+        self._cache: OrderedDict[tuple, Any] = OrderedDict()  # matchers in their first state, or what is wrong
 
     def start(self, params: StructuredOutputsParams) -> Grammar:
         """Return the form of a new output, compiled.
@@ -78,6 +77,11 @@ class GrammarCompiler:
             ids = [self._token_id(text) for text in (reasoning.start, reasoning.end)]
             reasoning = Reasoning(*ids, is_open=reasoning.is_open)
         return Grammar(matcher.deep_copy(), self._eos_token_ids, reasoning)
+
+    def is_compiled(self, params: StructuredOutputsParams) -> bool:
+        """Whether `start` would answer at once."""
+        with self._lock:
+            return _key(params) in self._cache
 
     def compile(self, params: StructuredOutputsParams) -> None:
         """Do what `start` would have to wait for. Raises what it would raise."""
@@ -98,8 +102,7 @@ class GrammarCompiler:
         return masks[:, : -(-self._vocab_size // 32)]
 
     def _compiled(self, params: StructuredOutputsParams) -> Any:
-        kind, text = params.source
-        key = (kind, text, params.disable_any_whitespace, params.whitespace_pattern)
+        key = _key(params)
         with self._lock:
             found = self._cache.get(key)
             if found is not None:
@@ -162,6 +165,10 @@ class GrammarCompiler:
                 "one: start the server without --reasoning-parser"
             )
         return token_ids[0]
+
+
+def _key(params: StructuredOutputsParams) -> tuple:
+    return (*params.source, params.disable_any_whitespace, params.whitespace_pattern)
 
 
 def _import_llguidance() -> Any | None:
