@@ -80,6 +80,17 @@ def biases(name: str, value: Any) -> dict[int, float]:
     return result
 
 
+def one_of(*words: str) -> Check:
+    """Accept these words."""
+
+    def check(name: str, value: Any) -> str:
+        return (
+            value if isinstance(value, str) and value in words else _refuse(name, value, f"one of {', '.join(words)}")
+        )
+
+    return check
+
+
 def only(*accepted: Any) -> Check:
     """Accept just these values: of a known field whose others are not built here."""
 

@@ -56,6 +56,13 @@ _SHARED = (
     Field("stream_options", checks.json_object, None),
     Field("priority", checks.integer, 0),
     Field("cache_salt", checks.nonempty_text, None),
+    Field("request_id", checks.nonempty_text, None),
+    Field("add_special_tokens", checks.boolean, None),
+    Field("truncate_prompt_tokens", checks.integer, None),
+    Field("truncation_side", checks.one_of("left", "right"), "left"),
+    Field("echo", checks.boolean, False),
+    Field("return_token_ids", checks.boolean, False),
+    Field("return_tokens_as_token_ids", checks.boolean, False),
     Field("user", checks.ignored, None),
     Field("metadata", checks.ignored, None),
     *SAMPLING,
@@ -68,8 +75,8 @@ _CHAT_ONLY = (
     Field("top_logprobs", checks.integer, None),
     Field("add_generation_prompt", checks.boolean, None),
     Field("continue_final_message", checks.boolean, False),
-    Field("add_special_tokens", checks.boolean, False),
     Field("chat_template_kwargs", checks.json_object, None),
+    Field("chat_template", checks.nonempty_text, None),
     Field("safety_identifier", checks.ignored, None),
     Field("prompt_cache_key", checks.ignored, None),
 )
@@ -77,22 +84,21 @@ _CHAT_ONLY = (
 _COMPLETION_ONLY = (
     Field("prompt", checks.anything),  # servers.prompts checks it
     Field("logprobs", checks.integer, None),
-    Field("echo", checks.boolean, False),
-    Field("add_special_tokens", checks.boolean, True),
 )
 
 # Known to OpenAI's or vLLM's clients but not built: accepted only with a value that changes nothing.
 _UNSUPPORTED = (
     Field("use_beam_search", only(False), None),
     Field("length_penalty", only(1, 1.0), None),
-    Field("truncate_prompt_tokens", only(), None),
     Field("response_format", only({"type": "text"}), None),
     Field("structured_outputs", only(), None),
     Field("logits_processors", only(), None),
-    Field("return_token_ids", only(False), None),
-    Field("return_tokens_as_token_ids", only(False), None),
     Field("logprob_token_ids", only(), None),
-    Field("request_id", only(), None),
+    Field("prompt_logprob_token_ids", only(), None),
+    Field("prompt_logprob_start", only(0), None),
+    Field("return_token_offsets", only(False), None),
+    Field("return_prompt_text", only(False), None),
+    Field("session_id", only(), None),
     Field("kv_transfer_params", only(), None),
     Field("repetition_detection", only(), None),
     Field("thinking_token_budget", only(), None),
@@ -114,10 +120,10 @@ _UNSUPPORTED_IN_CHAT = (
     Field("service_tier", only("auto", "default"), None),
     Field("store", only(False), None),
     Field("web_search_options", only(), None),
-    Field("chat_template", only(), None),
     Field("documents", only([]), None),
-    Field("echo", only(False), None),
     Field("mm_processor_kwargs", only(), None),
+    Field("media_io_kwargs", only(), None),
+    Field("include_reasoning", only(True), None),
 )
 
 _UNSUPPORTED_IN_COMPLETIONS = (
@@ -133,6 +139,23 @@ def _table(*groups: tuple[Field, ...]) -> dict[str, Field]:
 
 CHAT = _table(_SHARED, _CHAT_ONLY, _UNSUPPORTED, _UNSUPPORTED_IN_CHAT)
 COMPLETION = _table(_SHARED, _COMPLETION_ONLY, _UNSUPPORTED, _UNSUPPORTED_IN_COMPLETIONS)
+TOKENIZE = _table(
+    (
+        Field("model", checks.text, None),
+        Field("prompt", checks.text, None),
+        Field("messages", checks.anything, None),
+        Field("add_special_tokens", checks.boolean, None),
+        Field("return_token_strs", checks.boolean, False),
+        Field("add_generation_prompt", checks.boolean, None),
+        Field("continue_final_message", checks.boolean, False),
+        Field("chat_template_kwargs", checks.json_object, None),
+        Field("chat_template", checks.nonempty_text, None),
+        Field("tools", only([]), None),
+        Field("mm_processor_kwargs", only(), None),
+    )
+)
+DETOKENIZE = _table((Field("model", checks.text, None), Field("tokens", checks.token_ids)))
+ABORT = _table((Field("request_id", checks.text_or_texts, None), Field("all", checks.boolean, False)))
 
 
 def parse(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:

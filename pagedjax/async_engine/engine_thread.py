@@ -82,6 +82,7 @@ class EngineThread:
     def __init__(self, engine: Engine, mailboxes: Mailboxes):
         self.inbox: queue.SimpleQueue[Add | Abort | None] = queue.SimpleQueue()  # None: stop
         self.stats = engine.stats()
+        self.step_began: float | None = None  # on time.monotonic(); None between steps
         self._engine = engine
         self._mailboxes = mailboxes
         self._stats_time = time.monotonic()
@@ -116,7 +117,10 @@ class EngineThread:
         while self._read_inbox(wait=not has_work):
             has_work = self._engine.has_unfinished_requests()
             if has_work:
-                self._publish(list(self._engine.step()))
+                self.step_began = time.monotonic()
+                outputs = list(self._engine.step())
+                self.step_began = None
+                self._publish(outputs)
 
     def _read_inbox(self, *, wait: bool) -> bool:
         """Act on all messages there are, waiting for the first if asked to; return False to stop."""

@@ -55,6 +55,7 @@ async def ask(client, http):
 async def leave(http, control):
     """Begin a chat, and leave before its first token."""
     control.is_held.set()
+    control.is_idle.clear()  # it has had nothing to do so far
     answer = await http.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": True})
     await answer.content.readline()
     answer.close()
