@@ -11,6 +11,7 @@ from servers import abort, chat, completions, health, models, tokenization
 from servers.access import access_control, add_headers
 from servers.config import ServerConfig
 from servers.errors import errors_as_json
+from servers.http_metrics import http_metrics
 from servers.state import STATE, ServerState
 from servers.stats_log import log_stats
 
@@ -39,7 +40,8 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
     """
     state = ServerState.of(engine, config)
     app = web.Application(
-        middlewares=[errors_as_json, access_control(state.access)], client_max_size=config.max_request_bytes
+        middlewares=[http_metrics(state.metrics.registry), errors_as_json, access_control(state.access)],
+        client_max_size=config.max_request_bytes,
     )
     app[STATE] = state
     app.on_response_prepare.append(add_headers)

@@ -4,7 +4,7 @@ Bounds what can pile up in front of the engine. Knows nothing of what the reques
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from pagedjax import InvalidRequestError
 from servers.errors import ApiError
 
 RETRY = {"Retry-After": "1"}
+REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class OpenRequest:
 class OpenRequests:
     """All of them. A client may use an id again when the request that had it is over."""
 
-    def __init__(self, *, max_sequences: int, max_prompt_tokens: int):
+    def __init__(self, *, max_sequences: int, max_prompt_tokens: int, on_rejection: Callable[[str], None]):
         self._max_sequences = max_sequences
         self._max_prompt_tokens = max_prompt_tokens
         self._by_owner_and_id: dict[tuple[str, str], OpenRequest] = {}
@@ -38,7 +39,7 @@ class OpenRequests:
         self._is_closed = False
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
+        self._on_rejection = on_rejection
 
     def __len__(self) -> int:
         return len(self._by_owner_and_id)
@@ -112,7 +113,7 @@ class OpenRequests:
                 f"the request has {new} {unit}, the server never holds more than {limit}; send less or raise {flag}"
             )
         if old + new > limit:
-            self.num_rejected[limit_name] += 1
+            self._on_rejection(limit_name)
             raise ApiError(
                 503,
                 f"the queue is full: {old} {unit} of at most {limit} are in work; retry later or raise {flag}",

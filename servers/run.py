@@ -19,6 +19,7 @@ import pagedjax
 from pagedjax import AsyncEngine, ConfigError, EngineConfig
 from servers.app import ROUTES, create_app
 from servers.config import ServerConfig
+from servers.http_log import http_logger
 from servers.state import STATE, ServerState
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ async def serve(engine: AsyncEngine, config: ServerConfig, listener: socket.sock
         access_log=None if config.disable_access_log else logging.getLogger("aiohttp.access"),
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=IDLE_SECONDS,
+        logger=http_logger(),
     )
     with _signals() as signals:
         await runner.setup()

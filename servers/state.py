@@ -27,11 +27,13 @@ class ServerState:
     @classmethod
     def of(cls, engine: AsyncEngine, config: ServerConfig) -> "ServerState":
         """Make everything that a server of `engine` needs."""
+        metrics = ServerMetrics(engine)
         open_requests = OpenRequests(
             max_sequences=engine.config.max_num_seqs + config.max_num_queued_reqs,
             max_prompt_tokens=config.max_num_queued_tokens,
+            on_rejection=metrics.count_rejection,
         )
-        return cls(engine, ServerMetrics(engine), config, Access(config), open_requests)
+        return cls(engine, metrics, config, Access(config), open_requests)
 
     @property
     def model_name(self) -> str:

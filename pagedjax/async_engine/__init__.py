@@ -13,6 +13,7 @@ from typing import Any
 from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread
 from pagedjax.async_engine.mailboxes import Mailbox, Mailboxes
 from pagedjax.errors import EngineDeadError, InvalidRequestError
+from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 from pagedjax.text.template_worker import TemplateWorker
@@ -104,6 +105,10 @@ class AsyncEngine:
     def stats(self) -> dict[str, float]:
         """Return the newest statistics: at most STATS_INTERVAL old under load, exact when idle."""
         return self._thread.stats
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Return the engine's distributions, as old as `stats`."""
+        return self._thread.histograms
 
     def add_observer(self, observer: Callable[[RequestOutput], None]) -> None:
         """Call `observer` with every output before its request's consumer sees it, even if that one has left."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
 from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
+from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import SamplingParams
 
@@ -54,6 +55,8 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, float]: ...
 
+    def histograms(self) -> dict[str, Histogram]: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -82,6 +85,7 @@ class EngineThread:
     def __init__(self, engine: Engine, mailboxes: Mailboxes):
         self.inbox: queue.SimpleQueue[Add | Abort | None] = queue.SimpleQueue()  # None: stop
         self.stats = engine.stats()
+        self.histograms = engine.histograms()
         self.step_began: float | None = None  # on time.monotonic(); None between steps
         self._engine = engine
         self._mailboxes = mailboxes
@@ -174,4 +178,5 @@ class EngineThread:
 
     def _snapshot_stats(self) -> None:
         self.stats = self._engine.stats()
+        self.histograms = self._engine.histograms()
         self._stats_time = time.monotonic()

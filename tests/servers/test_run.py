@@ -1,6 +1,7 @@
 """Taking the port, serving, and the ways to stop."""
 
 import asyncio
+import logging
 import os
 import signal
 import ssl
@@ -58,6 +59,20 @@ async def test_a_signal_tells_the_streams_under_way_when_their_time_is_over():
     assert '"error"' in text
     assert text.endswith("data: [DONE]\n\n")
     assert await asyncio.wait_for(server, 10) == 0
+
+
+async def test_malformed_requests_are_logged_without_their_content(caplog):
+    """aiohttp logs the bytes that it could not parse, which may be a key or a prompt."""
+    caplog.set_level(logging.INFO)
+    server, address = await started(FakeEngine())
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer key\x00\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await asyncio.wait_for(server, 10) == 0
+    assert "Error handling request from 127.0.0.1 (BadHttpMessage)" in caplog.text
+    assert "Bearer" not in caplog.text
 
 
 async def test_sigterm_lets_running_requests_finish_and_admits_no_more():

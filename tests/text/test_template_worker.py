@@ -31,7 +31,6 @@ def test_it_renders_what_the_tokenizer_would(worker):
         ("{{ messages.__class__.__mro__ }}", "refuses the messages.*unsafe"),
         ("{% for %}", "refuses the messages"),
         ("{{ raise_exception('y' * 10**6) }}", "refuses the messages: yyy"),
-        ("{{ 10**(10**9) }}", "running after 1 seconds|made \\d+ characters|refuses"),
     ],
 )
 def test_a_hostile_template_is_the_requests_own_fault_and_costs_nobody_else(worker, template, message):
