@@ -7,7 +7,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from pagedjax import AsyncEngine
-from servers import abort, chat, completions, health, models, tokenization
+from servers import abort, chat, completions, health, models, responses, tokenization
 from servers.access import access_control, add_headers
 from servers.config import ServerConfig
 from servers.errors import errors_as_json
@@ -20,6 +20,7 @@ ROUTES = (
     web.get("/v1/models/{model:.+}", models.get_model),
     web.post("/v1/completions", completions.completions),
     web.post("/v1/chat/completions", chat.chat_completions),
+    web.post("/v1/responses", responses.responses),
     web.post("/tokenize", tokenization.tokenize),
     web.post("/detokenize", tokenization.detokenize),
     web.post("/abort", abort.abort),

@@ -91,6 +91,16 @@ def one_of(*words: str) -> Check:
     return check
 
 
+def some_of(*words: str) -> Check:
+    """Accept a list of these words."""
+
+    def check(name: str, value: Any) -> list[str]:
+        is_known = isinstance(value, list) and all(isinstance(one, str) and one in words for one in value)
+        return value if is_known else _refuse(name, value, f"a list of {', '.join(words)}")
+
+    return check
+
+
 def only(*accepted: Any) -> Check:
     """Accept just these values: of a known field whose others are not built here."""
 

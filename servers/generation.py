@@ -18,7 +18,7 @@ from servers.errors import ApiError
 from servers.metrics import ServerMetrics
 from servers.open_requests import OpenRequest
 from servers.prompts import Prompt
-from servers.streaming import json_answer, send_events
+from servers.streaming import DATA_EVENTS, Framing, json_answer, send_events
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +35,22 @@ class Answer(Protocol):
         ...
 
 
-async def respond(call: Call, answer: Answer, prompts: Sequence[Prompt], params: SamplingParams) -> web.StreamResponse:
+async def respond(
+    call: Call,
+    answer: Answer,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    framing: Framing = DATA_EVENTS,
+) -> web.StreamResponse:
     """Generate for each prompt and answer as the call asked for it; a client that leaves aborts its requests."""
     async with submit(call, prompts, params) as streams:
         if call.is_stream:
             interval = call.state.config.sse_keep_alive_interval
             events = answer.events(streams)
-            return await send_events(call.request, events, keep_alive_interval=interval, timeout=call.timeout)
+            return await send_events(
+                call.request, events, framing=framing, keep_alive_interval=interval, timeout=call.timeout
+            )
         async with asyncio.timeout(call.timeout):
             outputs = await final_outputs(streams)
         return json_answer(answer.whole(outputs))

@@ -139,6 +139,44 @@ def _table(*groups: tuple[Field, ...]) -> dict[str, Field]:
 
 CHAT = _table(_SHARED, _CHAT_ONLY, _UNSUPPORTED, _UNSUPPORTED_IN_CHAT)
 COMPLETION = _table(_SHARED, _COMPLETION_ONLY, _UNSUPPORTED, _UNSUPPORTED_IN_COMPLETIONS)
+RESPONSES = _table(
+    (
+        Field("model", checks.text, None),
+        Field("input", checks.anything),  # servers.response_input checks it
+        Field("instructions", checks.text, None),
+        Field("max_output_tokens", checks.positive_integer, None),
+        Field("top_logprobs", checks.integer, None),
+        Field("include", checks.some_of("message.output_text.logprobs"), None),
+        Field("stream", checks.boolean, False),
+        Field("stream_options", checks.json_object, None),
+        Field("priority", checks.integer, 0),
+        Field("cache_salt", checks.nonempty_text, None),
+        Field("request_id", checks.nonempty_text, None),
+        Field("chat_template_kwargs", checks.json_object, None),
+        Field("metadata", checks.json_object, {}),
+        Field("user", checks.text, None),
+        Field("safety_identifier", checks.ignored, None),
+        Field("prompt_cache_key", checks.ignored, None),
+    ),
+    SAMPLING,
+    (
+        Field("n", only(1), None),
+        Field("prompt_logprobs", only(), None),
+        Field("background", only(False), False),
+        Field("conversation", only(), None),
+        Field("max_tool_calls", only(), None),
+        Field("parallel_tool_calls", checks.boolean, True),
+        Field("previous_response_id", only(), None),
+        Field("prompt", only(), None),
+        Field("reasoning", only({}), None),
+        Field("service_tier", only("auto", "default"), None),
+        Field("store", only(False), False),
+        Field("text", only({"format": {"type": "text"}}), {"format": {"type": "text"}}),
+        Field("tools", only([]), []),
+        Field("tool_choice", only("none", "auto"), "auto"),
+        Field("truncation", only("disabled"), "disabled"),
+    ),
+)
 TOKENIZE = _table(
     (
         Field("model", checks.text, None),
@@ -193,13 +231,14 @@ def parse_stream_options(fields: Mapping[str, Any]) -> StreamOptions:
         raise InvalidRequestError(
             "stream_options needs stream: true; set it or leave the options out", param="stream_options"
         )
-    known = {"include_usage": False, "continuous_usage_stats": False}
+    known = {"include_usage": False, "continuous_usage_stats": False, "include_obfuscation": False}
     for name, value in options.items():
         if name not in known:
             advice = _advice(name, known)
             raise InvalidRequestError(f"{name[:64]!r} is no field of stream_options; {advice}", param="stream_options")
         if value is not None:
-            known[name] = checks.boolean(f"stream_options.{name}", value)
+            check = checks.only(False) if name == "include_obfuscation" else checks.boolean
+            known[name] = check(f"stream_options.{name}", value)
     return StreamOptions(known["include_usage"], known["include_usage"] and known["continuous_usage_stats"])
 
 

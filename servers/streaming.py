@@ -8,11 +8,12 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from servers.errors import error_body, to_api_error
+from servers.errors import ApiError, error_body, to_api_error
 
 SLOW_READER_SECONDS = 60.0  # a client that takes nothing for so long is gone
 _HEADERS = {
@@ -22,6 +23,22 @@ _HEADERS = {
 }
 _PLACE = "\ue000the text\ue000"  # no id and no model name holds this
 to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How JSON texts become events, what an error looks like among them, and what ends the stream."""
+
+    frame: Callable[[str], str]
+    error: Callable[[ApiError], str]
+    end: bytes
+
+
+DATA_EVENTS = Framing(
+    frame="data: {}\n\n".format,
+    error=lambda error: f"data: {to_json(error_body(error))}\n\n",
+    end=b"data: [DONE]\n\n",
+)
 
 
 class TextTemplates:
@@ -44,8 +61,7 @@ async def send_events(
     request: web.Request,
     events: AsyncGenerator[str],
     *,
-    frame: Callable[[str], str] = "data: {}\n\n".format,
-    end: bytes = b"data: [DONE]\n\n",
+    framing: Framing = DATA_EVENTS,
     keep_alive_interval: float = 0.0,
     timeout: float | None = None,  # noqa: ASYNC109  it ends the events, not the call: an error event follows
 ) -> web.StreamResponse:
@@ -62,12 +78,13 @@ async def send_events(
         try:
             async with asyncio.timeout(timeout):
                 async for event in events:
-                    await stream.send(frame(event).encode())
+                    await stream.send(framing.frame(event).encode())
         except (ConnectionError, asyncio.CancelledError):
             raise  # nobody listens any more
         except Exception as error:
-            await stream.send(frame(to_json(error_body(to_api_error(error)))).encode())
-    await stream.send(end)
+            await stream.send(framing.error(to_api_error(error)).encode())
+    if framing.end:
+        await stream.send(framing.end)
     await response.write_eof()
     return response
 
