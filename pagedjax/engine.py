@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from pagedjax.config import EngineConfig, resolve
-from pagedjax.device import check_devices
+from pagedjax.device import check_devices, device_memory
 from pagedjax.errors import InvalidRequestError
 from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResult
 from pagedjax.execution.step import TokenLogprobs
+from pagedjax.iteration_stats import Histogram, IterationStats
 from pagedjax.loading import load_model
 from pagedjax.loading.generation_config import generation_defaults
 from pagedjax.loading.weights import LoadedModel
@@ -122,11 +123,15 @@ class LLMEngine:
             enable_prefix_caching=self.config.enable_prefix_caching,
             policy=self.config.scheduling_policy,
         )
-        self._in_flight: deque[InFlightStep] = deque()
+        self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
+        ledger = self._runner.ledger
+        self._iterations = IterationStats(
+            weight_bytes=ledger.weights, kv_bytes_per_token=ledger.block / self.config.block_size
+        )
         self._running: dict[str, RunningRequest] = {}
         self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
         self._due: dict[str, None] = {}  # requests that finished outside a step: aborted ones
-        self._counts = {"prompt_tokens": 0, "generation_tokens": 0}
+        self._counts = {"prompt_tokens": 0, "prompt_tokens_cached": 0, "generation_tokens": 0}
 
     def add_request(
         self,
@@ -159,20 +164,24 @@ class LLMEngine:
 
     def step(self) -> StepOutput:
         """Run one iteration: schedule and dispatch the next step, then read the one before."""
+        began, waited = time.perf_counter(), self._runner.times.wait
         output = self._scheduler.schedule()
         if output.scheduled:
             self._note_scheduled(output)
-            self._in_flight.append(self._runner.dispatch(output))
+            self._dispatch(output)
         touched = self._due
         self._due = {}
         while len(self._in_flight) > LOOKAHEAD:
-            touched |= self._finish(self._in_flight.popleft())
-        if self._in_flight and self._in_flight[-1].awaits_masks:
-            self._in_flight.append(self._sample(self._in_flight.pop()))
+            touched |= self._finish(*self._in_flight.popleft())
+        if self._in_flight and self._in_flight[-1][0].awaits_masks:
+            step, dispatched_time = self._in_flight.pop()
+            self._in_flight.append((self._sample(step), dispatched_time))
         if not (self.config.async_scheduling and output.scheduled):
             while self._in_flight:
-                touched |= self._finish(self._in_flight.popleft())
-        return StepOutput(self._outputs(touched), output)
+                touched |= self._finish(*self._in_flight.popleft())
+        outputs = self._outputs(touched)
+        self._iterations.note_host(time.perf_counter() - began - (self._runner.times.wait - waited))
+        return StepOutput(outputs, output)
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; unknown or finished ids are ignored. Their last output comes with the next step."""
@@ -213,8 +222,14 @@ class LLMEngine:
         return {
             **self._scheduler.stats(),
             **self._counts,
+            **self._iterations.counters(),
+            **device_memory(),
             "num_compilations_after_ready": self._runner.num_compilations_after_ready,
         }
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Distributions since the start, over iterations; keys are metric names without the prefix."""
+        return self._iterations.histograms()
 
     def default_params(self) -> SamplingParams:
         """Sampling parameters of a request that names none: the model's own defaults."""
@@ -228,7 +243,7 @@ class LLMEngine:
         """Abort everything and free the device memory."""
         self.abort(list(self._running))
         while self._in_flight:
-            self._runner.read(self._in_flight.popleft())
+            self._runner.read(self._in_flight.popleft()[0])
         self._running.clear()
         self._runner.close()
 
@@ -265,6 +280,7 @@ class LLMEngine:
                 if running.metrics.first_scheduled_time is None:
                     running.metrics.first_scheduled_time = now
                     self._counts["prompt_tokens"] += item.request.num_prompt_tokens
+                    self._counts["prompt_tokens_cached"] += item.request.num_cached_tokens
 
     def _sample(self, step: InFlightStep) -> InFlightStep:
         """Sample a step with rows under a grammar, whose earlier tokens are all known by now."""
@@ -282,9 +298,15 @@ class LLMEngine:
         running.error = reason
         self._scheduler.finish(request, RequestStatus.FINISHED_ERROR)
 
-    def _finish(self, step: InFlightStep) -> dict[str, None]:
+    def _dispatch(self, output: SchedulerOutput) -> None:
+        is_starved = not self._in_flight or self._in_flight[-1][0].is_ready
+        self._in_flight.append((self._runner.dispatch(output), time.perf_counter()))
+        self._iterations.note_dispatch(output.scheduled, is_starved=is_starved)
+
+    def _finish(self, step: InFlightStep, dispatched_time: float) -> dict[str, None]:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
         result = self._runner.read(step)
+        self._iterations.note_result(dispatched_time)
         touched: dict[str, None] = {}
         for scored in result.prompt_logprobs:
             known = self._completions.get(scored.request.request_id)

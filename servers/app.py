@@ -7,10 +7,11 @@ from contextlib import suppress
 from aiohttp import web
 
 from pagedjax import AsyncEngine
-from servers import chat, completions, health, models
+from servers import abort, chat, completions, health, models, responses, tokenization
+from servers.access import access_control, add_headers
 from servers.config import ServerConfig
 from servers.errors import errors_as_json
-from servers.metrics import ServerMetrics
+from servers.http_metrics import http_metrics
 from servers.state import STATE, ServerState
 from servers.stats_log import log_stats
 
@@ -19,10 +20,15 @@ ROUTES = (
     web.get("/v1/models/{model:.+}", models.get_model),
     web.post("/v1/completions", completions.completions),
     web.post("/v1/chat/completions", chat.chat_completions),
+    web.post("/v1/responses", responses.responses),
+    web.post("/tokenize", tokenization.tokenize),
+    web.post("/detokenize", tokenization.detokenize),
+    web.post("/abort", abort.abort),
     web.get("/health", health.health),
     web.get("/ping", health.health),
     web.post("/ping", health.health),
     web.get("/version", health.version),
+    web.get("/load", health.load),
     web.get("/metrics", health.metrics),
 )
 
@@ -33,8 +39,13 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
     Run it with handler_cancellation=True (an argument of web.AppRunner and web.run_app), so that a client that leaves
     aborts its requests.
     """
-    app = web.Application(middlewares=[errors_as_json], client_max_size=config.max_request_bytes)
-    app[STATE] = ServerState(engine, ServerMetrics(engine), config)
+    state = ServerState.of(engine, config)
+    app = web.Application(
+        middlewares=[http_metrics(state.metrics.registry), errors_as_json, access_control(state.access)],
+        client_max_size=config.max_request_bytes,
+    )
+    app[STATE] = state
+    app.on_response_prepare.append(add_headers)
     app.add_routes(ROUTES)
     if not engine.config.disable_log_stats:
         app.cleanup_ctx.append(_log_stats)

@@ -1,13 +1,16 @@
 """Read a request body as a JSON object, or refuse it. Knows nothing of what the fields mean."""
 
+import asyncio
 import json
 from typing import Any
 
 from aiohttp import web
 
 from pagedjax.errors import InvalidRequestError
+from servers.errors import ApiError
 
 MAX_DEPTH = 64  # of arrays and objects in each other
+BODY_SECONDS = 60.0  # for the whole body to arrive
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
@@ -15,6 +18,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
     Raises:
       InvalidRequestError: it is no JSON object.
+      ApiError: it takes too long to arrive.
       web.HTTPRequestEntityTooLarge: it is longer than the server takes.
     """
     if request.content_type != "application/json":
@@ -22,7 +26,10 @@ async def read_json(request: web.Request) -> dict[str, Any]:
             f"the content type is {request.content_type!r:.80}; send a JSON object with Content-Type: application/json"
         )
     try:
-        body = await request.read()
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds; send it faster") from None
     except web.RequestPayloadError:
         raise InvalidRequestError("the body is not what its Content-Encoding says; send plain JSON") from None
     return parse_json(body)

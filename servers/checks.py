@@ -85,6 +85,27 @@ def biases(name: str, value: Any) -> dict[int, float]:
     return result
 
 
+def one_of(*words: str) -> Check:
+    """Accept these words."""
+
+    def check(name: str, value: Any) -> str:
+        return (
+            value if isinstance(value, str) and value in words else _refuse(name, value, f"one of {', '.join(words)}")
+        )
+
+    return check
+
+
+def some_of(*words: str) -> Check:
+    """Accept a list of these words."""
+
+    def check(name: str, value: Any) -> list[str]:
+        is_known = isinstance(value, list) and all(isinstance(one, str) and one in words for one in value)
+        return value if is_known else _refuse(name, value, f"a list of {', '.join(words)}")
+
+    return check
+
+
 def only(*accepted: Any) -> Check:
     """Accept just these values: of a known field whose others are not built here."""
 

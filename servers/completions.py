@@ -9,11 +9,11 @@ from aiohttp import web
 
 from pagedjax import AsyncEngine, CompletionOutput, Logprob, RequestOutput, SamplingParams
 from pagedjax.async_engine import RequestStream
-from servers.call import Call, read_call, respond
-from servers.generation import interleave, new_request_id
-from servers.logprobs import completion_logprobs, num_chars, prompt_logprobs
+from servers.call import Call, read_call
+from servers.generation import interleave, respond
+from servers.logprobs import completion_logprobs, prompt_logprobs
 from servers.output_form import errors_by_field, output_form
-from servers.prompts import Prompt, check_prompts, encode_prompt, of_token_ids
+from servers.prompts import Prompt, check_prompts, encode_prompt, of_token_ids, truncation
 from servers.protocol import COMPLETION
 from servers.sampling import sampling_params
 from servers.streaming import TextTemplates, to_json
@@ -24,10 +24,10 @@ DEFAULT_MAX_TOKENS = 16
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """Complete one or more prompts, as one JSON object or as a stream of chunks."""
-    call = await read_call(request, COMPLETION)
+    call = await read_call(request, COMPLETION, id_prefix="cmpl-")
     with errors_by_field(call.fields):
         params = _params(call.engine, call.fields)
-        prompts = await _prompts(call.engine, call.fields)
+        prompts = await _prompts(call, params)
         return await respond(call, _Answer(call, prompts, params.n), prompts, params)
 
 
@@ -43,13 +43,14 @@ def _params(engine: AsyncEngine, fields: Mapping[str, Any]) -> SamplingParams:
     return sampling_params(fields, defaults, given=given, default_max_tokens=DEFAULT_MAX_TOKENS)
 
 
-async def _prompts(engine: AsyncEngine, fields: Mapping[str, Any]) -> list[Prompt]:
-    special = fields["add_special_tokens"]
+async def _prompts(call: Call, params: SamplingParams) -> list[Prompt]:
+    engine, special = call.engine, call.fields["add_special_tokens"]
+    truncated = truncation(engine, call.fields, max_tokens=params.max_tokens)
     return [
-        await encode_prompt(engine, one, add_special_tokens=special)
+        await encode_prompt(engine, one, truncated, add_special_tokens=special is None or special)
         if isinstance(one, str)
-        else of_token_ids(engine, one)
-        for one in check_prompts(fields["prompt"])
+        else of_token_ids(engine, one, truncated)
+        for one in check_prompts(call.fields["prompt"])
     ]
 
 
@@ -57,7 +58,7 @@ class _Answer:
     """Builds the parts of one answer. A choice's index is prompt number * n + completion index."""
 
     def __init__(self, call: Call, prompts: Sequence[Prompt], n: int):
-        self.id = new_request_id("cmpl")
+        self._id = call.id
         self._created = int(time.time())
         self._engine, self._model = call.engine, call.state.model_name
         self._fields, self._stream_options = call.fields, call.stream_options
@@ -78,18 +79,20 @@ class _Answer:
     async def events(self, streams: Sequence[RequestStream]) -> AsyncGenerator[str]:
         with_usage = self._stream_options.continuous_usage_stats
         templates = TextTemplates(lambda index, text: self.body([self.plain_choice(index, text)], with_usage=False))
+        with_ids = self._fields["return_token_ids"]
         async with aclosing(interleave(streams)) as outputs:
             async for number, output in outputs:
                 for choice in self.choices(number, output):
-                    if choice["finish_reason"] or choice["logprobs"] or (choice["text"] and with_usage):
+                    has_text = bool(choice["text"])
+                    if choice["finish_reason"] or choice["logprobs"] or with_ids or (has_text and with_usage):
                         yield to_json(self.body([choice], with_usage=with_usage))
-                    elif choice["text"]:
+                    elif has_text:
                         yield templates.fill(choice["index"], choice["text"])
         if self._stream_options.include_usage:
             yield to_json(self.body([], with_usage=True))
 
     def body(self, choices: list[dict[str, Any]], *, with_usage: bool) -> dict[str, Any]:
-        body = {"id": self.id, "object": "text_completion", "created": self._created, "model": self._model}
+        body = {"id": self._id, "object": "text_completion", "created": self._created, "model": self._model}
         usage = {"usage": self._usage.as_json()} if with_usage else {}
         return {**body, "choices": choices, **usage}
 
@@ -104,22 +107,27 @@ class _Answer:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _choice(self, number: int, completion: CompletionOutput) -> dict[str, Any]:
-        index = number * self._n + completion.index
-        echo = self._prompts[number] if self._fields["echo"] and index not in self._num_chars else None
+        index, prompt = number * self._n + completion.index, self._prompts[number]
+        is_first = index not in self._num_chars
+        echo = prompt if self._fields["echo"] and is_first else None
         choice = self.plain_choice(index, completion.text if echo is None else self._text(echo) + completion.text)
         offset = self._num_chars.setdefault(index, 0)
         if completion.logprobs is not None:
-            choice["logprobs"] = self._logprobs(number, completion, echo, offset)
-            self._num_chars[index] += num_chars(choice["logprobs"])
+            choice["logprobs"], self._num_chars[index] = self._logprobs(number, completion, echo, offset)
+        if self._fields["return_token_ids"]:
+            choice |= {"token_ids": completion.token_ids, "prompt_token_ids": prompt.token_ids if is_first else None}
         if completion.finished:
             choice |= {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
         return choice
 
-    def _logprobs(self, number: int, completion: CompletionOutput, echo: Prompt | None, offset: int) -> dict[str, Any]:
+    def _logprobs(
+        self, number: int, completion: CompletionOutput, echo: Prompt | None, offset: int
+    ) -> tuple[dict[str, Any], int]:
         token_ids, entries = completion.token_ids, completion.logprobs or []
         if echo is not None:
             token_ids, entries = echo.token_ids + token_ids, self._prompt_entries[number] + entries
-        return completion_logprobs(token_ids, entries, offset, self._decode)
+        as_ids = self._fields["return_tokens_as_token_ids"]
+        return completion_logprobs(token_ids, entries, offset, self._decode, as_ids=as_ids)
 
     def _text(self, prompt: Prompt) -> str:
         return self._decode(prompt.token_ids) if prompt.text is None else prompt.text

@@ -13,8 +13,10 @@ from typing import Any
 from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread
 from pagedjax.async_engine.mailboxes import Mailbox, Mailboxes
 from pagedjax.errors import EngineDeadError, InvalidRequestError
+from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
+from pagedjax.text.template_worker import TemplateWorker
 
 TEXT_THREADS = 2  # tokenize and render chats while the engine thread computes
 GRAMMAR_THREADS = 4  # apart from those: each waits for a process that compiles, which may take seconds
@@ -30,6 +32,7 @@ class AsyncEngine:
         self._tokenizer = engine.tokenizer
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="pagedjax-text")
         self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="pagedjax-grammar")
+        self._template_worker: TemplateWorker | None = None
         self._mailboxes = Mailboxes()
         self._thread = EngineThread(engine, self._mailboxes)
         self._stop = weakref.finalize(self, self._thread.stop)  # also runs when the interpreter exits
@@ -73,13 +76,31 @@ class AsyncEngine:
         return await self._in_text_thread(self._need_tokenizer().encode, text, add_special_tokens)
 
     async def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-        """Turn messages into prompt text by the chat template, outside the event loop."""
+        """Turn messages into prompt text by the chat template, outside the event loop.
+
+        A `chat_template` of the request's own is rendered in a process that can be killed.
+        """
         tokenizer = self._need_tokenizer()
-        return await self._in_text_thread(lambda: tokenizer.render_chat(messages, **kwargs))
+        render = tokenizer.render_chat
+        if kwargs.get("chat_template") is not None:
+            if self._template_worker is None:
+                self._template_worker = TemplateWorker(tokenizer.hf, max_chars=self.max_prompt_chars)
+            render = self._template_worker.render
+        return await self._in_text_thread(lambda: render(messages, **kwargs))
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Turn token ids into text."""
         return self._need_tokenizer().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def decode_async(self, token_ids: list[int]) -> str:
+        """Do what `decode` does for any number of ids, special ones shown, outside the event loop."""
+        decode = self._need_tokenizer().decode
+        return await self._in_text_thread(lambda: decode(token_ids, skip_special_tokens=False))
+
+    async def decode_each(self, token_ids: list[int]) -> list[str]:
+        """Turn each id into a text of its own, outside the event loop."""
+        decode = self._need_tokenizer().decode
+        return await self._in_text_thread(lambda: [decode([one], skip_special_tokens=False) for one in token_ids])
 
     @property
     def max_prompt_chars(self) -> int:
@@ -91,6 +112,10 @@ class AsyncEngine:
         """Return the newest statistics: at most STATS_INTERVAL old under load, exact when idle."""
         return self._thread.stats
 
+    def histograms(self) -> dict[str, Histogram]:
+        """Return the engine's distributions, as old as `stats`."""
+        return self._thread.histograms
+
     def add_observer(self, observer: Callable[[RequestOutput], None]) -> None:
         """Call `observer` with every output before its request's consumer sees it, even if that one has left."""
         self._mailboxes.observers.append(observer)
@@ -99,6 +124,12 @@ class AsyncEngine:
     def is_alive(self) -> bool:
         """Whether the engine still answers."""
         return self.dead_error is None
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the engine thread has been at its current step; 0 while it has nothing to do."""
+        began = self._thread.step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -124,6 +155,8 @@ class AsyncEngine:
     async def shutdown(self) -> None:
         """Stop the thread after its current step and fail what still waits; harmless when repeated."""
         await asyncio.to_thread(self._stop)
+        if self._template_worker is not None:
+            await asyncio.to_thread(self._template_worker.close)
         self._text_threads.shutdown(wait=False)
         self._grammar_threads.shutdown(wait=False, cancel_futures=True)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
 from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
+from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import SamplingParams
 
@@ -59,6 +60,8 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, float]: ...
 
+    def histograms(self) -> dict[str, Histogram]: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -87,6 +90,8 @@ class EngineThread:
     def __init__(self, engine: Engine, mailboxes: Mailboxes):
         self.inbox: queue.SimpleQueue[Add | Abort | None] = queue.SimpleQueue()  # None: stop
         self.stats = engine.stats()
+        self.histograms = engine.histograms()
+        self.step_began: float | None = None  # on time.monotonic(); None between steps
         self._engine = engine
         self._mailboxes = mailboxes
         self._stats_time = time.monotonic()
@@ -129,7 +134,10 @@ class EngineThread:
         while self._read_inbox(wait=not has_work):
             has_work = self._engine.has_unfinished_requests()
             if has_work:
-                self._publish(list(self._engine.step()))
+                self.step_began = time.monotonic()
+                outputs = list(self._engine.step())
+                self.step_began = None
+                self._publish(outputs)
 
     def _read_inbox(self, *, wait: bool) -> bool:
         """Act on all messages there are, waiting for the first if asked to; return False to stop."""
@@ -183,4 +191,5 @@ class EngineThread:
 
     def _snapshot_stats(self) -> None:
         self.stats = self._engine.stats()
+        self.histograms = self._engine.histograms()
         self._stats_time = time.monotonic()

@@ -66,6 +66,11 @@ class InFlightStep:
     def awaits_masks(self) -> bool:
         return self.last_hidden is not None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the device has computed it; of a step that samples nothing this cannot be told, and is False."""
+        return self.result is not None and self.result.is_ready()  # pyright: ignore[reportAttributeAccessIssue]  untyped
+
 
 @dataclass(frozen=True)
 class PromptLogprobs:

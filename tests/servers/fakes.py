@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
+from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 from pagedjax.text.chat import validate_messages
@@ -142,8 +143,12 @@ class FakeEngine:
             "prefix_cache_queries": float(self.num_prompt_tokens),
             "prefix_cache_hits": 0.0,
             "prompt_tokens": float(self.num_prompt_tokens),
+            "prompt_tokens_cached": 0.0,
             "generation_tokens": float(self.num_generation_tokens),
         }
+
+    def histograms(self):
+        return {"iteration_tokens_total": Histogram((1, 8))}
 
     def shutdown(self):
         self.was_shut_down = True

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -116,7 +116,25 @@ FIELDS = [
     (CHAT, {"messages": [{"role": "user", "content": "a", "refusal": "no"}]}, "messages", "refusal"),
     (CHAT, {"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, "messages", "tool_calls"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 10**6}]}, "messages", "characters"),
-    (CHAT, {"messages": HI, "chat_template": "{{ 1 }}"}, "chat_template", "not supported"),
+    (CHAT, {"messages": HI, "chat_template": "{{ 1 }}"}, "chat_template", "--trust-request-chat-template"),
+    (TOKENIZE, {"messages": HI, "chat_template": "{{ 1 }}"}, "chat_template", "--trust-request-chat-template"),
+    (TOKENIZE, {"messages": HI, "prompt": "a"}, "prompt", "either prompt or messages"),
+    (TOKENIZE, {}, "prompt", "either prompt or messages"),
+    (TOKENIZE, {"prompt": "x" * 10**6}, "prompt", "characters"),
+    (TOKENIZE, {"prompt": ["a"]}, "prompt", "a string"),
+    ("/detokenize", {}, "tokens", "tokens is missing"),
+    ("/detokenize", {"tokens": ["a"]}, "tokens", "list of token ids"),
+    ("/detokenize", {"tokens": [-1]}, "tokens", "0..259"),
+    ("/detokenize", {"tokens": [10**30]}, "tokens", "0..259"),
+    ("/abort", {}, "request_id", "either request_id"),
+    ("/abort", {"request_id": "a", "all": True}, "request_id", "either request_id"),
+    ("/abort", {"request_id": 5}, "request_id", "list of strings"),
+    (CHAT, {"messages": HI, "session_id": "s"}, "session_id", "not supported"),
+    (CHAT, {"messages": HI, "request_id": "a b"}, "request_id", "letters, digits"),
+    (CHAT, {"messages": HI, "request_id": "x" * 129}, "request_id", "1 to 128"),
+    (CHAT, {"messages": HI, "truncation_side": "middle"}, "truncation_side", "one of left, right"),
+    (COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+    (COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 64}, "truncate_prompt_tokens", "below max_model_len 64"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, "top_logprobs", "logprobs: true"),
     (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
     (CHAT, {"messages": HI, "logprobs": 5}, "logprobs", "true or false"),
