@@ -155,6 +155,6 @@ def _decode_text(token: str) -> str | None:
     """Return the text of a JSON string, None for another value or a string with a mistake."""
     try:
         value = json.loads(token)
-    except ValueError:
+    except (ValueError, RecursionError):  # a mistake, or another value nested so deep that Python gives up
         return None
     return value if isinstance(value, str) else None

@@ -62,6 +62,10 @@ def whole(name, text):
         ('<tool_call>{"nome": "f"}</tool_call>', ('<tool_call>{"nome": "f"}</tool_call>', [])),
         ('<tool_call>{"name": 5, "arguments": {}}', ('<tool_call>{"name": 5, "arguments": {}}', [])),
         ('<tool_call><tool_call>{"name": "f", "arguments": {}}', ("<tool_call>", [("f", "{}")])),
+        (
+            '<tool_call>{"name": ' + "[" * 50_000 + "]" * 50_000,
+            ('<tool_call>{"name": ' + "[" * 50_000 + "]" * 50_000, []),
+        ),
         ("a < b <tool <tool_cal", ("a < b <tool <tool_cal", [])),
         ("  spaces stay  ", ("  spaces stay  ", [])),
     ],
