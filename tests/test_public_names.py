@@ -10,7 +10,7 @@ import pagedjax
 NAMES = {
     "LLM", "LLMEngine", "StepOutput", "AsyncEngine", "EngineConfig", "SamplingParams", "RequestOutputKind",
     "RequestOutput", "CompletionOutput", "Logprob", "RequestMetrics", "PagedJaxError", "ConfigError",
-    "CheckpointError", "InvalidRequestError", "EngineDeadError",
+    "CheckpointError", "InvalidRequestError", "EngineDeadError", "EngineView", "RequestView",
 }  # fmt: skip
 
 
