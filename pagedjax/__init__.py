@@ -8,6 +8,8 @@ if TYPE_CHECKING:  # for type checkers and editors: at run time `__getattr__` im
     from pagedjax.config import EngineConfig as EngineConfig
     from pagedjax.engine import LLMEngine as LLMEngine
     from pagedjax.engine import StepOutput as StepOutput
+    from pagedjax.engine_view import EngineView as EngineView
+    from pagedjax.engine_view import RequestView as RequestView
     from pagedjax.errors import CheckpointError as CheckpointError
     from pagedjax.errors import ConfigError as ConfigError
     from pagedjax.errors import EngineDeadError as EngineDeadError
@@ -27,6 +29,8 @@ _HOMES = {
     "LLM": "pagedjax.llm",
     "LLMEngine": "pagedjax.engine",
     "StepOutput": "pagedjax.engine",
+    "EngineView": "pagedjax.engine_view",
+    "RequestView": "pagedjax.engine_view",
     "AsyncEngine": "pagedjax.async_engine",
     "EngineConfig": "pagedjax.config",
     "SamplingParams": "pagedjax.sampling_params",

@@ -18,6 +18,7 @@ import numpy as np
 
 from pagedjax.config import EngineConfig, resolve
 from pagedjax.device import check_devices, device_memory
+from pagedjax.engine_view import EngineView
 from pagedjax.errors import InvalidRequestError
 from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResult
 from pagedjax.execution.step import TokenLogprobs
@@ -230,6 +231,15 @@ class LLMEngine:
     def histograms(self) -> dict[str, Histogram]:
         """Distributions since the start, over iterations; keys are metric names without the prefix."""
         return self._iterations.histograms()
+
+    def inspect(self) -> EngineView:
+        """Requests, blocks and memory now."""
+        return EngineView(
+            requests=tuple(running.view() for running in self._running.values()),
+            num_block_refs=tuple(self._scheduler.pool.num_refs()),
+            cached_block_ids=tuple(self._scheduler.prefix_cache.block_ids()),
+            ledger=tuple(self._runner.ledger.rows()),
+        )
 
     def default_params(self) -> SamplingParams:
         """Sampling parameters of a request that names none: the model's own defaults."""

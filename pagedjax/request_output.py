@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pagedjax.engine_view import RequestView
 from pagedjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedjax.request_input import NewRequest
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
@@ -127,6 +128,21 @@ class RunningRequest:
     @property
     def is_finished(self) -> bool:
         return all(completion.request.is_finished for completion in self.completions)
+
+    def view(self) -> RequestView:
+        """What a watcher sees of it."""
+        requests = [completion.request for completion in self.completions]
+        return RequestView(
+            request_id=self.new.request_id,
+            status="running" if any(one.status is RequestStatus.RUNNING for one in requests) else "waiting",
+            num_prompt_tokens=len(self.new.prompt_token_ids),
+            num_output_tokens=sum(len(one.output_token_ids) for one in requests),
+            num_computed_tokens=sum(one.num_computed_tokens for one in requests),
+            max_tokens=sum(one.max_tokens for one in requests),
+            num_blocks=len({block_id for one in requests for block_id in one.block_ids}),
+            num_cached_tokens=requests[0].num_cached_tokens,
+            num_preemptions=sum(one.num_preemptions for one in requests),
+        )
 
     def push_prompt_logprobs(self, first_position: int, scores: Sequence[TokenScores]) -> None:
         """Take in scored prompt tokens; those already known, which a preempted request scores again, are dropped."""

@@ -1,14 +1,17 @@
 """The web application: which path goes to which handler, and what they share."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from aiohttp import web
 
 from pagedjax import AsyncEngine
-from servers import abort, chat, completions, health, models, responses, tokenization
+from servers import abort, board, chat, completions, health, models, responses, tokenization
 from servers.access import access_control, add_headers
+from servers.board import BOARD, Board
+from servers.board.history import keep_history
 from servers.config import ServerConfig
 from servers.errors import errors_as_json
 from servers.http_metrics import http_metrics
@@ -16,6 +19,9 @@ from servers.state import STATE, ServerState
 from servers.stats_log import log_stats
 
 ROUTES = (
+    web.get("/", board.page),
+    web.get("/board/{name:board\\.(?:js|css)}", board.asset),
+    web.get("/board/state", board.state),
     web.get("/v1/models", models.list_models),
     web.get("/v1/models/{model:.+}", models.get_model),
     web.post("/v1/completions", completions.completions),
@@ -46,15 +52,30 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
     )
     app[STATE] = state
     app.on_response_prepare.append(add_headers)
+    app[BOARD] = Board(state)
     app.add_routes(ROUTES)
+    app.cleanup_ctx.append(_keep_history)
     if not engine.config.disable_log_stats:
         app.cleanup_ctx.append(_log_stats)
     return app
 
 
 async def _log_stats(app: web.Application) -> AsyncIterator[None]:
-    task = asyncio.create_task(log_stats(app[STATE].engine.stats))
-    yield
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    async with _beside(log_stats(app[STATE].engine.stats)):
+        yield
+
+
+async def _keep_history(app: web.Application) -> AsyncIterator[None]:
+    async with _beside(keep_history(app[BOARD].history, app[BOARD].take_sample)):
+        yield
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

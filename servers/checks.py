@@ -106,17 +106,23 @@ def some_of(*words: str) -> Check:
     return check
 
 
-def only(*accepted: Any) -> Check:
+class Only:
     """Accept just these values: of a known field whose others are not built here."""
 
-    def check(name: str, value: Any) -> Any:
-        if not any(type(value) is type(one) and value == one for one in accepted):
+    def __init__(self, *accepted: Any):
+        self._accepted = accepted
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if not any(type(value) is type(one) and value == one for one in self._accepted):
             raise InvalidRequestError(
                 f"{name} is {_shown(value)}; this is not supported here, leave it out", param=name
             )
         return value
 
-    return check
+
+def only(*accepted: Any) -> Check:
+    """Return `Only(*accepted)`."""
+    return Only(*accepted)
 
 
 def anything(name: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from pagedjax import AsyncEngine, RequestMetrics, RequestOutput, SamplingParams
 from servers.engine_metrics import LABELS, EngineMetrics
+from servers.latencies import Latencies
 from servers.open_requests import REJECTION_REASONS
 
 ENGINE_LABEL = "0"
@@ -56,6 +57,7 @@ class ServerMetrics:
 
     def __init__(self, engine: AsyncEngine):
         self.registry = CollectorRegistry()
+        self.latencies = Latencies()
         self._labels = (engine.config.model_name, ENGINE_LABEL)
         self._running: dict[str, _RunningRequest] = {}
         assert engine.config.max_model_len is not None, "the engine resolves it"
@@ -103,9 +105,12 @@ class ServerMetrics:
             return
         if request.last_token_time is None:
             self._first_token.observe(times.first_token_time - times.arrival_time)
+            self.latencies.first_token.append(times.first_token_time - times.arrival_time)
         elif times.last_token_time > request.last_token_time:
-            self._between_tokens.observe(times.last_token_time - request.last_token_time)
-            self._between_tokens_old.observe(times.last_token_time - request.last_token_time)
+            seconds = times.last_token_time - request.last_token_time
+            self._between_tokens.observe(seconds)
+            self._between_tokens_old.observe(seconds)
+            self.latencies.between_tokens.append(seconds)
         request.last_token_time = times.last_token_time
 
     def _observe_finished(self, request: _RunningRequest, output: RequestOutput) -> None:
@@ -128,6 +133,8 @@ class ServerMetrics:
             began, ended = getattr(times, start), getattr(times, end)
             if began is not None and ended is not None:
                 histogram.observe(ended - began)
+        if times.finished_time is not None:
+            self.latencies.whole_request.append(times.finished_time - times.arrival_time)
         longest = max(request.tokens_by_completion.values(), default=0)
         if longest > 1 and times.first_token_time is not None and times.last_token_time is not None:
             self._per_token.observe((times.last_token_time - times.first_token_time) / (longest - 1))

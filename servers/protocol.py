@@ -11,7 +11,7 @@ from typing import Any
 
 from pagedjax.errors import InvalidRequestError
 from servers import checks
-from servers.checks import Check, only
+from servers.checks import Check, Only, only
 
 _MISSING = object()
 
@@ -23,6 +23,11 @@ class Field:
     name: str
     check: Check
     default: Any = _MISSING
+
+    @property
+    def is_neutral_only(self) -> bool:
+        """Whether only values that change nothing are taken: what it means is not built."""
+        return isinstance(self.check, Only)
 
 
 # Fields that go to SamplingParams under their own names.
@@ -237,7 +242,7 @@ def parse_stream_options(fields: Mapping[str, Any]) -> StreamOptions:
             advice = _advice(name, known)
             raise InvalidRequestError(f"{name[:64]!r} is no field of stream_options; {advice}", param="stream_options")
         if value is not None:
-            check = checks.only(False) if name == "include_obfuscation" else checks.boolean
+            check = only(False) if name == "include_obfuscation" else checks.boolean
             known[name] = check(f"stream_options.{name}", value)
     return StreamOptions(known["include_usage"], known["include_usage"] and known["continuous_usage_stats"])
 

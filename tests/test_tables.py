@@ -1,32 +1,30 @@
 """The generated tables are current. `make docs` rewrites them."""
 
 import re
-import typing
-
-import pytest
 
 from pagedjax.models import MODEL_CLASSES
-from pagedjax.structured_outputs import KINDS
-from pagedjax.tables import FAMILIES, ROOT, flags_page, models_table, with_models_table
-from servers import ServerConfig
-from servers.reasoning import REASONING_PARSERS
-from servers.tool_parsers import TOOL_PARSERS
-
-
-def test_the_page_of_forms_names_every_kind_and_parser():
-    page = (ROOT / "docs" / "structured_output.md").read_text(encoding="utf-8")
-    for name in (*KINDS, *TOOL_PARSERS, *REASONING_PARSERS):
-        assert f"`{name}`" in page or f" {name}`" in page, name
-
-
-@pytest.mark.parametrize(("flag", "parsers"), [("tool_call", TOOL_PARSERS), ("reasoning", REASONING_PARSERS)])
-def test_the_flags_choose_among_the_parsers_there_are(flag, parsers):
-    hint = typing.get_type_hints(ServerConfig)[f"{flag}_parser"]
-    assert set(typing.get_args(typing.get_args(hint)[0])) == set(parsers)
+from pagedjax.tables import (
+    FAMILIES,
+    FIELD_TABLES,
+    ROOT,
+    flags_page,
+    http_page,
+    models_table,
+    with_models_table,
+)
+from servers.app import ROUTES
 
 
 def test_the_page_of_flags_is_current():
     assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == flags_page()
+
+
+def test_the_page_of_the_http_interface_is_current():
+    assert (ROOT / "docs" / "http.md").read_text(encoding="utf-8") == http_page()
+
+
+def test_every_endpoint_with_a_table_of_fields_is_served():
+    assert FIELD_TABLES.keys() <= {route.path for route in ROUTES}
 
 
 def test_the_readme_lists_the_supported_models():

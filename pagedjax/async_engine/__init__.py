@@ -4,20 +4,25 @@ What crosses between the two is plain picklable data, so that the engine may mov
 """
 
 import asyncio
+import concurrent.futures
+import functools
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread
+from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread, Inspect
 from pagedjax.async_engine.mailboxes import Mailbox, Mailboxes
+from pagedjax.engine_view import EngineView
 from pagedjax.errors import EngineDeadError, InvalidRequestError
 from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 from pagedjax.text.template_worker import TemplateWorker
 
+INSPECTION_SECONDS = 5.0
 TEXT_THREADS = 2  # tokenize and render chats while the engine thread computes
 GRAMMAR_THREADS = 4  # apart from those: each waits for a process that compiles, which may take seconds
 
@@ -34,7 +39,9 @@ class AsyncEngine:
         self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="pagedjax-grammar")
         self._template_worker: TemplateWorker | None = None
         self._mailboxes = Mailboxes()
-        self._thread = EngineThread(engine, self._mailboxes)
+        self._inspections: dict[int, concurrent.futures.Future[EngineView]] = {}
+        self._inspection_numbers = itertools.count()
+        self._thread = EngineThread(engine, self._mailboxes, functools.partial(_answer, self._inspections))
         self._stop = weakref.finalize(self, self._thread.stop)  # also runs when the interpreter exits
 
     def generate(
@@ -120,6 +127,24 @@ class AsyncEngine:
         """Call `observer` with every output before its request's consumer sees it, even if that one has left."""
         self._mailboxes.observers.append(observer)
 
+    async def inspect(self) -> EngineView:
+        """Look into the engine between two steps.
+
+        Raises:
+          EngineDeadError: it has stopped.
+          TimeoutError: its step takes longer than INSPECTION_SECONDS.
+        """
+        if self.dead_error is not None:
+            raise self.dead_error
+        number = next(self._inspection_numbers)
+        future = self._inspections[number] = concurrent.futures.Future()
+        self._thread.inbox.put(Inspect(number))
+        try:
+            async with asyncio.timeout(INSPECTION_SECONDS):
+                return await asyncio.wrap_future(future)
+        finally:
+            self._inspections.pop(number, None)
+
     @property
     def is_alive(self) -> bool:
         """Whether the engine still answers."""
@@ -171,6 +196,13 @@ class AsyncEngine:
 
     async def _in_text_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, function, *args)
+
+
+def _answer(inspections: dict[int, "concurrent.futures.Future[EngineView]"], number: int, view: EngineView) -> None:
+    """Called in the engine thread; whoever asked may have gone."""
+    future = inspections.get(number)
+    if future is not None and future.set_running_or_notify_cancel():
+        future.set_result(view)
 
 
 class RequestStream:

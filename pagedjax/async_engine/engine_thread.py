@@ -7,12 +7,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
 from pagedjax.config import EngineConfig
+from pagedjax.engine_view import EngineView
 from pagedjax.errors import InvalidRequestError
 from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import RequestOutput
@@ -62,6 +63,8 @@ class Engine(Protocol):
 
     def histograms(self) -> dict[str, Histogram]: ...
 
+    def inspect(self) -> EngineView: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -84,11 +87,22 @@ class Abort:
     request_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Inspect:
+    """Message: look into the engine; the answer goes to `answer_inspection` with the number."""
+
+    number: int
+
+
+type Message = Add | Abort | Inspect
+
+
 class EngineThread:
     """Calls step() while there is work and sleeps on the inbox when there is none."""
 
-    def __init__(self, engine: Engine, mailboxes: Mailboxes):
-        self.inbox: queue.SimpleQueue[Add | Abort | None] = queue.SimpleQueue()  # None: stop
+    def __init__(self, engine: Engine, mailboxes: Mailboxes, answer_inspection: Callable[[int, EngineView], None]):
+        self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: stop
+        self._answer_inspection = answer_inspection
         self.stats = engine.stats()
         self.histograms = engine.histograms()
         self.step_began: float | None = None  # on time.monotonic(); None between steps
@@ -150,12 +164,14 @@ class EngineThread:
                 return False
         return True
 
-    def _act(self, message: Add | Abort | None) -> bool:
+    def _act(self, message: Message | None) -> bool:
         match message:
             case None:
                 return False
             case Abort():
                 self._engine.abort(message.request_ids)
+            case Inspect():
+                self._answer_inspection(message.number, self._engine.inspect())
             case Add():
                 self._add(message)
         return True

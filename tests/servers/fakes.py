@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from pagedjax.config import EngineConfig
+from pagedjax.engine_view import EngineView, RequestView
 from pagedjax.errors import InvalidRequestError
 from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -149,6 +150,14 @@ class FakeEngine:
 
     def histograms(self):
         return {"iteration_tokens_total": Histogram((1, 8))}
+
+    def inspect(self):
+        requests = tuple(
+            RequestView(key, "running", len(one.prompt_token_ids), len(one.generated), 0, 9, 1, 0, 0)
+            for key, one in self.requests.items()
+        )
+        refs = (0, *(1 for _ in requests), 2, 0, 0)
+        return EngineView(requests, refs, (len(refs) - 2,), (("weights", 1 << 20), ("KV cache", 1 << 21)))
 
     def shutdown(self):
         self.was_shut_down = True
