@@ -1,28 +1,9 @@
 """The generated tables are current. `make docs` rewrites them."""
 
 import re
-import typing
-
-import pytest
 
 from pagedjax.models import MODEL_CLASSES
-from pagedjax.structured_outputs import KINDS
 from pagedjax.tables import FAMILIES, ROOT, flags_page, models_table, with_models_table
-from servers import ServerConfig
-from servers.reasoning import REASONING_PARSERS
-from servers.tool_parsers import TOOL_PARSERS
-
-
-def test_the_page_of_forms_names_every_kind_and_parser():
-    page = (ROOT / "docs" / "structured_output.md").read_text(encoding="utf-8")
-    for name in (*KINDS, *TOOL_PARSERS, *REASONING_PARSERS):
-        assert f"`{name}`" in page or f" {name}`" in page, name
-
-
-@pytest.mark.parametrize(("flag", "parsers"), [("tool_call", TOOL_PARSERS), ("reasoning", REASONING_PARSERS)])
-def test_the_flags_choose_among_the_parsers_there_are(flag, parsers):
-    hint = typing.get_type_hints(ServerConfig)[f"{flag}_parser"]
-    assert set(typing.get_args(typing.get_args(hint)[0])) == set(parsers)
 
 
 def test_the_page_of_flags_is_current():
