@@ -1,6 +1,8 @@
 """Tools, reasoning and forms of output over HTTP. The fake engine answers a chat with its prompt, `role:content`."""
 
 import json
+import typing
+from pathlib import Path
 
 import openai
 import pytest
@@ -8,8 +10,11 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from pagedjax import ConfigError, InvalidRequestError, StructuredOutputsParams
 from pagedjax.async_engine import AsyncEngine
+from pagedjax.structured_outputs import KINDS
 from pagedjax.text.structured_output import GrammarCompiler
 from servers import ServerConfig, create_app
+from servers.reasoning import REASONING_PARSERS
+from servers.tool_parsers import TOOL_PARSERS
 from tests.fakes import byte_tokenizer
 from tests.servers.fakes import FakeEngine
 
@@ -384,6 +389,18 @@ async def test_what_makes_no_sense_is_refused_before_queueing(serve, body, param
     assert caught.value.param == param
     assert message in caught.value.message
     assert fake.added == []
+
+
+@pytest.mark.parametrize(("flag", "parsers"), [("tool_call", TOOL_PARSERS), ("reasoning", REASONING_PARSERS)])
+def test_the_flags_choose_among_the_parsers_there_are(flag, parsers):
+    hint = typing.get_type_hints(ServerConfig)[f"{flag}_parser"]
+    assert set(typing.get_args(typing.get_args(hint)[0])) == set(parsers)
+
+
+def test_the_page_of_forms_names_every_kind_and_parser():
+    page = (Path(__file__).parents[2] / "docs" / "structured_output.md").read_text(encoding="utf-8")
+    for name in (*KINDS, *TOOL_PARSERS, *REASONING_PARSERS):
+        assert f"`{name}`" in page or f" {name}`" in page, name
 
 
 def test_looking_for_calls_needs_a_parser():
