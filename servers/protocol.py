@@ -176,9 +176,9 @@ RESPONSES = _table(
         Field("reasoning", only({}), None),
         Field("service_tier", only("auto", "default"), None),
         Field("store", only(False), False),
-        Field("text", only({"format": {"type": "text"}}), {"format": {"type": "text"}}),
-        Field("tools", only([]), []),
-        Field("tool_choice", only("none", "auto"), "auto"),
+        Field("text", checks.json_object, {"format": {"type": "text"}}),
+        Field("tools", checks.json_array, []),
+        Field("tool_choice", checks.anything, "auto"),
         Field("truncation", only("disabled"), "disabled"),
     ),
 )

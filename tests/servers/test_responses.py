@@ -4,6 +4,9 @@ import json
 
 import openai
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from servers import ServerConfig, create_app
 
 HI = "hi"  # rendered as "user:hi\nassistant:", which the fake engine repeats
 RESPONSES = "/v1/responses"
@@ -167,3 +170,102 @@ async def test_an_aborted_response_is_incomplete(http, fake):
     text = await response.text()
     assert "event: response.incomplete" in text
     assert '"incomplete_details":{"reason":"abort"}' in text
+
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "name": "weather", "parameters": PARAMETERS}, {"type": "function", "name": "time"}]
+CALLS = 'Hm.<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}<tool_call>{"name": "time"}</tool_call>'
+
+
+@pytest.fixture
+async def ask(fake, engine):
+    """Ask a server that looks for reasoning and calls; its engine answers with the text it is given."""
+    config = ServerConfig(enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="qwen3")
+    fake.config = type(fake.config)(model="fake", max_model_len=1024)
+
+    async def ask(text, **options):
+        fake.tokenizer.render_chat = lambda messages, **kwargs: text
+        options = {"max_output_tokens": len(text)} | options
+        return await client.responses.create(model="fake", input=HI, **options)
+
+    async with TestClient(TestServer(create_app(engine, config))) as http:
+        base_url = str(http.make_url("/v1"))
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            yield ask
+
+
+async def test_reasoning_text_and_calls_are_items(ask):
+    answer = await ask(f"<think>so</think>{CALLS}", tools=TOOLS)
+    assert [item.type for item in answer.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert answer.output[0].content[0].text == "so"
+    assert answer.output_text == "Hm."
+    assert [(item.name, item.arguments) for item in answer.output[2:]] == [
+        ("weather", '{"city": "Rome"}'),
+        ("time", "{}"),
+    ]
+    assert len({item.call_id for item in answer.output[2:]}) == 2
+    assert [item.status for item in answer.output] == ["completed"] * 3 + ["incomplete"]
+
+
+async def test_the_events_of_items_build_the_same_response(ask):
+    text = f"<think>so</think>{CALLS}"
+    events = [event async for event in await ask(text, tools=TOOLS, stream=True)]
+    final, whole = events[-1].response, await ask(text, tools=TOOLS)
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert done == final.output
+    volatile = {"id", "call_id"}
+    assert [item.model_dump(exclude=volatile) for item in final.output] == [
+        item.model_dump(exclude=volatile) for item in whole.output
+    ]
+    added = [event for event in events if event.type == "response.output_item.added"]
+    assert [event.output_index for event in added] == [0, 1, 2, 3]
+    for item in done:
+        deltas = [event.delta for event in events if event.type.endswith(".delta") and event.item_id == item.id]
+        content = item.arguments if item.type == "function_call" else item.content[0].text
+        assert "".join(deltas) == content
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+async def test_an_answer_with_nothing_to_say_is_an_empty_message(ask):
+    events = [event async for event in await ask("<think>", stream=True)]
+    (item,) = events[-1].response.output
+    assert (item.type, item.content[0].text) == ("message", "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "json"),
+    [
+        ({"tool_choice": {"type": "function", "name": "weather"}, "tools": TOOLS}, PARAMETERS),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": PARAMETERS}}}, PARAMETERS),
+        ({"text": {"format": {"type": "json_object"}}}, None),
+    ],
+)
+async def test_forms_reach_the_engine(ask, fake, fields, json):
+    await ask("<think></think>", extra_body=fields)
+    form = fake.added[0][2].structured_outputs
+    assert (form.json, form.json_object) == (json, True if json is None else None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools", "only tools of type function"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "1 to 64 letters"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "must be none, auto"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
+            "tool_choice",
+            "own form",
+        ),
+        ({"text": {"format": {"type": "xml"}}}, "text", "text.format.type is 'xml'"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text", "JSON schema"),
+        ({"text": {"format": 5}}, "text", "an object with a type"),
+        ({"text": {"formats": {}}}, "text", "is no field of text"),
+        ({"text": {"verbosity": "low"}}, "text", "verbosity"),
+    ],
+)
+async def test_forms_that_make_no_sense_are_named(ask, fake, fields, param, message):
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        await ask("x", extra_body=fields)
+    assert caught.value.param == param
+    assert fake.added == []
