@@ -10,6 +10,7 @@ from pagedjax.structured_outputs import MAX_GRAMMAR_CHARS, ReasoningTokens, Stru
 from pagedjax.text.structured_output import GrammarCompiler, compiler
 from pagedjax.text.tokenizer import Tokenizer
 from tests.fakes import EOS, VOCAB_SIZE, byte_tokenizer
+from tests.text import tokenizers as tokenizer_kinds
 
 THINK, END_THINK = 257, 258  # <extra0>, <extra1>
 
@@ -236,7 +237,30 @@ def test_without_the_library_the_error_names_the_extra(tokenizer, monkeypatch):
         compiled.start(StructuredOutputsParams(regex="a"))
 
 
-def test_without_a_tokenizer_structured_output_is_refused():
-    compiled = GrammarCompiler(None, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset([EOS]))
-    with pytest.raises(InvalidRequestError, match="needs a tokenizer"):
-        compiled.start(StructuredOutputsParams(regex="a"))
+def test_without_a_tokenizer_or_an_end_structured_output_is_refused(tokenizer):
+    for has, ends in ((None, frozenset([EOS])), (tokenizer, frozenset())):
+        compiled = GrammarCompiler(has, vocab_size=VOCAB_SIZE, eos_token_ids=ends)
+        with pytest.raises(InvalidRequestError, match="needs a tokenizer and an end-of-sequence token"):
+            compiled.start(StructuredOutputsParams(regex="a"))
+
+
+@pytest.mark.parametrize("kind", tokenizer_kinds.KINDS)
+def test_vocabularies_of_every_kind_can_be_masked(kind):
+    """The library reads two kinds by itself; the others failed when the engine started."""
+    tokenizer = tokenizer_kinds.tokenizer_of(kind)
+    compiled = GrammarCompiler(tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=tokenizer.eos_token_ids)
+    grammar, token_ids = compiled.start(StructuredOutputsParams(regex=".{3,8}")), []
+    while not grammar.is_finished:
+        mask = compiled.masks([grammar])[0]
+        bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        token_ids.append(int(bits[-1]))
+        grammar.accept(token_ids[-1])
+        assert grammar.error is None
+    assert 3 <= len(tokenizer.decode(token_ids, skip_special_tokens=True)) <= 8
+
+
+def test_a_form_that_the_vocabulary_cannot_express_is_refused():
+    tokenizer = tokenizer_kinds.tokenizer_of("whole-words")
+    compiled = GrammarCompiler(tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=tokenizer.eos_token_ids)
+    with pytest.raises(InvalidRequestError, match="no output can fulfil it"):
+        compiled.start(StructuredOutputsParams(choice=["hello", "what"]))

@@ -22,6 +22,7 @@ from pagedjax.errors import InvalidRequestError
 from pagedjax.structured_outputs import StructuredOutputsParams
 from pagedjax.text.structured_output import check_grammar
 from pagedjax.text.structured_output.grammar import Grammar, Reasoning
+from pagedjax.text.structured_output.vocabulary import llguidance_vocabulary
 from pagedjax.text.tokenizer import Tokenizer
 
 COMPILE_SECONDS = 5.0
@@ -56,11 +57,11 @@ class GrammarCompiler:
         self._eos_token_ids = sorted(eos_token_ids)
         self._compile_seconds = compile_seconds
         self._lock = threading.Lock()  # of the cache
-        self._llguidance = None if tokenizer is None else _import_llguidance()
-        if tokenizer is not None and self._llguidance is not None:
+        self._llguidance = _import_llguidance()
+        if tokenizer is not None and self._eos_token_ids and self._llguidance is not None:
             self._view_size = max(vocab_size, tokenizer.vocab_size)
-            self._vocabulary = self._llguidance.LLTokenizer(
-                tokenizer.hf.backend_tokenizer.to_str(), n_vocab=self._view_size, eos_token=self._eos_token_ids
+            self._vocabulary = llguidance_vocabulary(
+                self._llguidance, tokenizer, size=self._view_size, eos_token_ids=self._eos_token_ids
             )
             self._executor = self._llguidance.LLExecutor()
         self._cache: OrderedDict[tuple, Any] = OrderedDict()  # matchers in their first state, or what is wrong
@@ -119,8 +120,10 @@ class GrammarCompiler:
 
     def _compile(self, params: StructuredOutputsParams) -> Any:
         """Return a matcher, or the sentence that says what is wrong."""
-        if self._tokenizer is None:
-            raise _invalid("structured output needs a tokenizer, this engine has none; leave it out")
+        if self._tokenizer is None or not self._eos_token_ids:
+            raise _invalid(
+                "structured output needs a tokenizer and an end-of-sequence token, this engine lacks one; leave it out"
+            )
         if self._llguidance is None:
             raise _invalid(
                 "structured output needs the package llguidance, which is not installed; "
@@ -132,7 +135,10 @@ class GrammarCompiler:
             return _refusal(kind, answer["error"])
         limits = self._llguidance.LLParserLimits(**LIMITS)
         matcher = self._llguidance.LLMatcher(self._vocabulary, answer["grammar"], log_level=0, limits=limits)
-        return _refusal(kind, matcher.get_error()) if matcher.is_error() else matcher
+        probe = matcher.deep_copy()  # the vocabulary may lack what the form needs
+        if not matcher.is_error():
+            probe.compute_bitmask()
+        return _refusal(kind, probe.get_error()) if probe.is_error() else matcher
 
     def _check(self, params: StructuredOutputsParams, tokenizer: Tokenizer, site: Path) -> dict[str, str]:
         """Compile in a process that is killed when it takes too long."""
