@@ -93,15 +93,8 @@ def read_tools(fields: Mapping[str, Any], config: ServerConfig) -> ToolUse:
     Raises:
       InvalidRequestError: a tool or the choice is malformed, or the server was not started for it.
     """
-    tools = fields["tools"] or []
-    if len(tools) > MAX_TOOLS:
-        raise _invalid(f"tools has {len(tools)} entries, the limit is {MAX_TOOLS}; remove some")
-    for i, tool in enumerate(tools):
-        _check_tool(f"tools[{i}]", tool)
+    tools = check_tools(fields["tools"])
     names = [tool["function"]["name"] for tool in tools]
-    for name in names:
-        if names.count(name) > 1:
-            raise _invalid(f"tools names the function {name!r} twice; rename one")
     choice, name = _read_choice(fields["tool_choice"], names)
     if choice == "none" and config.exclude_tools_when_tool_choice_none:
         tools = []
@@ -113,6 +106,24 @@ def read_tools(fields: Mapping[str, Any], config: ServerConfig) -> ToolUse:
         )
     is_parallel = fields["parallel_tool_calls"] is not False
     return ToolUse(tools, choice, is_parallel, config.tool_call_parser, name)
+
+
+def check_tools(value: list[Any] | None) -> list[dict[str, Any]]:
+    """Return the tools as templates get them.
+
+    Raises:
+      InvalidRequestError: one is malformed, two have one name, or there are too many.
+    """
+    tools = value or []
+    if len(tools) > MAX_TOOLS:
+        raise _invalid(f"tools has {len(tools)} entries, the limit is {MAX_TOOLS}; remove some")
+    for i, tool in enumerate(tools):
+        _check_tool(f"tools[{i}]", tool)
+    names = [tool["function"]["name"] for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise _invalid(f"tools names the function {name!r} twice; rename one")
+    return tools
 
 
 def _read_choice(value: Any, names: list[str]) -> tuple[Choice, str | None]:
