@@ -193,7 +193,7 @@ TOKENIZE = _table(
         Field("continue_final_message", checks.boolean, False),
         Field("chat_template_kwargs", checks.json_object, None),
         Field("chat_template", checks.nonempty_text, None),
-        Field("tools", only([]), None),
+        Field("tools", checks.json_array, None),
         Field("mm_processor_kwargs", only(), None),
     )
 )

@@ -11,6 +11,7 @@ from servers.prompts import Truncation, encode_prompt
 from servers.protocol import DETOKENIZE, TOKENIZE, parse
 from servers.state import STATE, ServerState
 from servers.streaming import json_answer
+from servers.tools import check_tools
 
 _KEEP_ALL = Truncation(None, "left")
 
@@ -45,7 +46,7 @@ async def _token_ids(state: ServerState, fields: dict[str, Any]) -> list[int]:
         raise InvalidRequestError("send either prompt or messages", param="prompt")
     special = fields["add_special_tokens"]
     if fields["messages"] is not None:
-        text = await render_messages(state, fields)
+        text = await render_messages(state, fields, tools=check_tools(fields["tools"]))
         param, adds_special = "messages", bool(special)
     else:
         text, param, adds_special = fields["prompt"], "prompt", special is None or special

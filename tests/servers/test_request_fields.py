@@ -161,6 +161,12 @@ async def test_tokenize_renders_chats_and_spells_tokens(http, fake):
     assert fake.tokenizer.calls[0][-1] == {"x": 1}
 
 
+async def test_tokenize_renders_a_chat_with_its_tools(http, fake):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    await ask(http, "/tokenize", messages=HI, tools=tools)
+    assert fake.tokenizer.calls[0][-1] == {"tools": tools}
+
+
 async def test_load_counts_the_requests_in_work(http, fake):
     assert await (await http.get("/load")).json() == {"server_load": 0}
     fake.gate.clear()
