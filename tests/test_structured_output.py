@@ -99,9 +99,8 @@ def test_a_row_that_was_under_a_grammar_is_free_for_the_next_request(engine):
     assert one(engine, None, prompt, ignore_eos=True).token_ids == continuation(prompt, 60)
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_preempted_requests_resume_where_their_form_stands(engine, ahead):
-    small = fake_engine(num_gpu_blocks_override=18, async_scheduling=ahead)
+def test_preempted_requests_resume_where_their_form_stands(engine):
+    small = fake_engine(num_gpu_blocks_override=18)
     requests = [(str(i), f"a prompt that fills blocks {i}", params(LETTERS)) for i in range(6)]
     outs = run_all(small, requests)
     assert small.stats()["num_preemptions"] > 0
@@ -245,9 +244,9 @@ def test_a_batch_without_a_grammar_runs_what_it_always_ran(monkeypatch, engine):
 
 
 def test_forms_hold_where_plain_steps_sample_in_the_same_call(monkeypatch, engine):
-    """As on a GPU: a batch with a grammar takes the general executables instead."""
+    """As on a GPU; a batch with a grammar takes the general executables instead. Here also without running ahead."""
     monkeypatch.setitem(buckets.IS_FUSED, "cpu", True)
-    fused = fake_engine(max_num_seqs=2, max_num_batched_tokens=16)
+    fused = fake_engine(max_num_seqs=2, max_num_batched_tokens=16, async_scheduling=False)
     outs = run_all(fused, [("bound", "bound", params(LETTERS)), ("free", "free", params(ignore_eos=True))])
     assert outs["bound"].outputs[0].text == one(engine, LETTERS, "bound").text
     assert outs["free"].outputs[0].token_ids == continuation(fused.tokenizer.encode("free"), 60)
