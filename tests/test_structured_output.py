@@ -1,6 +1,7 @@
 """Structured output through the engine: however it is scheduled, an output has its form and no other one changes."""
 
 import json
+import random
 import re
 
 import jsonschema
@@ -99,9 +100,13 @@ def test_a_row_that_was_under_a_grammar_is_free_for_the_next_request(engine):
     assert one(engine, None, prompt, ignore_eos=True).token_ids == continuation(prompt, 60)
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_preempted_requests_resume_where_their_form_stands(engine, ahead):
-    small = fake_engine(num_gpu_blocks_override=18, async_scheduling=ahead)
+@pytest.fixture(scope="module")
+def small():
+    """An engine whose blocks do not suffice for four long requests."""
+    return fake_engine(num_gpu_blocks_override=18)
+
+
+def test_preempted_requests_resume_where_their_form_stands(engine, small):
     requests = [(str(i), f"a prompt that fills blocks {i}", params(LETTERS)) for i in range(6)]
     outs = run_all(small, requests)
     assert small.stats()["num_preemptions"] > 0
@@ -179,6 +184,33 @@ def test_an_aborted_request_leaves_the_others_in_their_form(engine):
     assert finished["stays"].text == one(engine, LETTERS, "prompt").text
 
 
+def test_random_requests_with_aborts_and_preemptions_keep_their_forms(small):
+    patterns = ["[a-z]{5,30}", "alpha|beta", "[0-9]+(,[0-9]+){3}", None]
+    draw, running, finished = random.Random(0), {}, []
+    for number in range(60):
+        pattern = draw.choice(patterns)
+        options = {"max_tokens": draw.randint(3, 60), "min_tokens": draw.choice([0, 2]), "n": draw.choice([1, 2])}
+        form = None if pattern is None else StructuredOutputsParams(regex=pattern)
+        options |= {"temperature": draw.choice([0.0, 1.0]), "seed": number}
+        small.add_request(str(number), "p" * draw.randint(1, 40), params(form, **options))
+        running[str(number)] = pattern
+    while running:
+        if draw.random() < 0.05:
+            small.abort(draw.choice(list(running)))
+        for out in small.step():
+            if out.finished:
+                pattern = running.pop(out.request_id)
+                finished += [(pattern, output) for output in out.outputs]
+        small.check_integrity()
+    ended = [(pattern, output.text) for pattern, output in finished if pattern and output.finish_reason == "stop"]
+    assert len(ended) > 20
+    assert [text for pattern, text in ended if not re.fullmatch(pattern, text)] == []
+    assert {output.finish_reason for _, output in finished} == {"stop", "length", "abort"}
+    small.step()
+    assert small.stats()["num_blocks_used"] == 0
+    assert small.stats()["num_compilations_after_ready"] == 0
+
+
 def test_a_form_that_grows_beyond_its_limits_ends_its_own_request_alone(engine):
     """Seven hundred optional properties compile, but after the brace the parser holds more items than it may."""
     wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(700)}}
@@ -245,9 +277,9 @@ def test_a_batch_without_a_grammar_runs_what_it_always_ran(monkeypatch, engine):
 
 
 def test_forms_hold_where_plain_steps_sample_in_the_same_call(monkeypatch, engine):
-    """As on a GPU: a batch with a grammar takes the general executables instead."""
+    """As on a GPU; a batch with a grammar takes the general executables instead. Here also without running ahead."""
     monkeypatch.setitem(buckets.IS_FUSED, "cpu", True)
-    fused = fake_engine(max_num_seqs=2, max_num_batched_tokens=16)
+    fused = fake_engine(max_num_seqs=2, max_num_batched_tokens=16, async_scheduling=False)
     outs = run_all(fused, [("bound", "bound", params(LETTERS)), ("free", "free", params(ignore_eos=True))])
     assert outs["bound"].outputs[0].text == one(engine, LETTERS, "bound").text
     assert outs["free"].outputs[0].token_ids == continuation(fused.tokenizer.encode("free"), 60)
