@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from pagedjax import AsyncEngine
-from servers import abort, board, chat, completions, health, models, responses, tokenization
+from servers import abort, board, chat, completions, health, models, profile, responses, tokenization
 from servers.access import access_control, add_headers
 from servers.board import BOARD, Board
 from servers.board.history import keep_history
@@ -35,6 +35,8 @@ ROUTES = (
     web.post("/ping", health.health),
     web.get("/version", health.version),
     web.get("/load", health.load),
+    web.post("/start_profile", profile.start_profile),
+    web.post("/stop_profile", profile.stop_profile),
     web.get("/metrics", health.metrics),
 )
 

@@ -1,4 +1,4 @@
-"""Options of the HTTP server. Like EngineConfig, each field carries its help text and becomes a flag."""
+"""Options of the HTTP server and of batches. Like EngineConfig, each field carries its help text and becomes a flag."""
 
 import json
 import os
@@ -43,6 +43,7 @@ class ServerConfig:
     sse_keep_alive_interval: float = option(0.0, "Seconds of silence after which a stream sends a comment; 0 is never.")
     max_request_bytes: int = option(8 << 20, "Largest request body in bytes.")
     trust_request_chat_template: bool = option(False, "Take chat_template from requests: a program, run in a sandbox.")
+    profile_dir: str | None = option(None, "Directory for traces; switches on /start_profile and /stop_profile.")
     enable_log_requests: bool = option(False, "Log each request's id, size and sampling parameters, not its text.")
     disable_access_log: bool = option(False, "No log line for each HTTP request.")
     enable_auto_tool_choice: bool = option(
@@ -106,6 +107,14 @@ class ServerConfig:
                 "allowed_origins is '*' and there is no api_key: every web page could use the server; "
                 "name the origins or give --api-key"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """The files of a batch."""
+
+    input_file: str = option("", "File of requests, one JSON object a line.", short="-i")
+    output_file: str = option("", "File to write the answers to; it must not exist.", short="-o")
 
 
 def _json_or_words(name: str, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
+
 from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread, Inspect
 from pagedjax.async_engine.mailboxes import Mailbox, Mailboxes
 from pagedjax.engine_view import EngineView
@@ -145,6 +147,22 @@ class AsyncEngine:
         finally:
             self._inspections.pop(number, None)
 
+    async def start_profile(self, directory: str) -> None:
+        """Begin to trace this process and its device; the trace goes to `directory`.
+
+        Raises:
+          InvalidRequestError: a trace is under way.
+        """
+        await self._profile(jax.profiler.start_trace, directory)
+
+    async def stop_profile(self) -> None:
+        """End the trace and write it.
+
+        Raises:
+          InvalidRequestError: none is under way.
+        """
+        await self._profile(jax.profiler.stop_trace)
+
     @property
     def is_alive(self) -> bool:
         """Whether the engine still answers."""
@@ -193,6 +211,12 @@ class AsyncEngine:
         if self._tokenizer is None:
             raise InvalidRequestError("this engine has no tokenizer; send token ids", param="prompt")
         return self._tokenizer
+
+    async def _profile(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            await asyncio.to_thread(function, *args)
+        except RuntimeError as error:
+            raise InvalidRequestError(f"the profiler refuses: {error}") from None
 
     async def _in_text_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, function, *args)

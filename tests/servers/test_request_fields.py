@@ -190,3 +190,19 @@ async def test_a_trusting_server_takes_templates(engine, fake, path):
     else:
         assert answer["tokens"] == list(b"hi?")
     assert refused.status == 400
+
+
+async def test_profiling_is_off_unless_a_directory_is_named(http):
+    for path in ("/start_profile", "/stop_profile"):
+        response = await http.post(path)
+        assert response.status == 404
+        assert "--profile-dir" in (await response.json())["error"]["message"]
+
+
+async def test_a_trace_is_written_where_the_operator_says(engine, tmp_path):
+    async with TestClient(TestServer(create_app(engine, ServerConfig(profile_dir=str(tmp_path))))) as client:
+        assert (await client.post("/stop_profile")).status == 400
+        assert (await client.post("/start_profile")).status == 200
+        assert (await client.post("/start_profile")).status == 400
+        assert (await client.post("/stop_profile")).status == 200
+    assert list(tmp_path.rglob("*.xplane.pb"))
