@@ -129,8 +129,9 @@ def _check(
     is_number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
     if not is_number:
         raise InvalidRequestError(f"{name} is {value!r}; it must be a number, {bounds}", param=name)
-    if math.isnan(value) or not low <= value <= high or (exclusive_low and value == low):
-        raise InvalidRequestError(f"{name} is {value}; it must be {bounds}", param=name)
+    is_nan = isinstance(value, float) and math.isnan(value)  # an integer may be larger than every float
+    if is_nan or not low <= value <= high or (exclusive_low and value == low):
+        raise InvalidRequestError(f"{name} is {value!r:.80}; it must be {bounds}", param=name)
 
 
 def _check_lists(params: SamplingParams) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from pagedjax.errors import InvalidRequestError
 from servers.errors import ApiError
 
 MAX_DEPTH = 64  # of arrays and objects in each other
+MAX_CONTAINERS = 100_000  # arrays and objects: parsing and walking them holds up every other request
 BODY_SECONDS = 60.0  # for the whole body to arrive
 
 
@@ -39,6 +41,11 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """Parse a body. NaN and infinity pass here: each field's own check names the field that holds them."""
     if not body.strip():
         raise InvalidRequestError("the body is empty; send a JSON object")
+    num_containers = _num_containers(body)
+    if num_containers > MAX_CONTAINERS:
+        raise InvalidRequestError(
+            f"the body holds {num_containers} arrays and objects, the limit is {MAX_CONTAINERS}; split the request"
+        )
     try:
         value = json.loads(body.decode("utf-8"))
         if b"\\u" in body:
@@ -51,11 +58,20 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidRequestError(f"the body is nested deeper than {MAX_DEPTH} levels; flatten it") from None
     except ValueError as error:  # malformed, or an integer of thousands of digits
         raise InvalidRequestError(f"the body is not JSON: {error!s:.120}; send a JSON object") from None
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+    if num_containers > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
         raise InvalidRequestError(f"the body is nested deeper than {MAX_DEPTH} levels; flatten it")
     if not isinstance(value, dict):
         raise InvalidRequestError(f"the body is a JSON {_JSON_NAMES[type(value)]}; send an object")
     return value
+
+
+def _num_containers(body: bytes) -> int:
+    """Count brackets, those inside strings only while that does not matter."""
+    count = body.count(b"[") + body.count(b"{")
+    if count > MAX_CONTAINERS:
+        outside = _STRING.sub(b"", body)
+        count = outside.count(b"[") + outside.count(b"{")
+    return count
 
 
 def _is_deeper(value: Any, limit: int) -> bool:
@@ -68,4 +84,5 @@ def _is_deeper(value: Any, limit: int) -> bool:
     return True
 
 
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _JSON_NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from pagedjax.errors import InvalidRequestError
+from pagedjax.sampling_params import MAX_LOGIT_BIAS
 
+MAX_TOKEN_IDS = 1 << 18  # in one field; no vocabulary is larger
 type Check = Callable[[str, Any], Any]
 
 
@@ -55,12 +57,14 @@ def text_or_texts(name: str, value: Any) -> list[str]:
 
 def token_ids(name: str, value: Any) -> list[int]:
     """Accept a list of whole numbers."""
+    if isinstance(value, list) and len(value) > MAX_TOKEN_IDS:
+        _refuse(name, value, f"a list of at most {MAX_TOKEN_IDS} token ids")
     return value if is_token_ids(value) else _refuse(name, value, "a list of token ids")
 
 
 def is_token_ids(value: Any) -> bool:
     """Whether `value` is a list of whole numbers."""
-    return isinstance(value, list) and all(map(_is_integer, value))
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def json_object(name: str, value: Any) -> dict[str, Any]:
@@ -76,6 +80,8 @@ def json_array(name: str, value: Any) -> list[Any]:
 def biases(name: str, value: Any) -> dict[int, float]:
     """Accept an object from token ids, as decimal strings, to numbers."""
     json_object(name, value)
+    if len(value) > MAX_LOGIT_BIAS:
+        _refuse(name, value, f"an object of at most {MAX_LOGIT_BIAS} entries")
     result = {}
     for key, bias in value.items():
         is_id = key.isascii() and key.isdigit() and len(key) < 20
