@@ -8,6 +8,8 @@ if TYPE_CHECKING:  # for type checkers and editors: at run time `__getattr__` im
     from pagedjax.config import EngineConfig as EngineConfig
     from pagedjax.engine import LLMEngine as LLMEngine
     from pagedjax.engine import StepOutput as StepOutput
+    from pagedjax.engine_view import EngineView as EngineView
+    from pagedjax.engine_view import RequestView as RequestView
     from pagedjax.errors import CheckpointError as CheckpointError
     from pagedjax.errors import ConfigError as ConfigError
     from pagedjax.errors import EngineDeadError as EngineDeadError
@@ -20,15 +22,21 @@ if TYPE_CHECKING:  # for type checkers and editors: at run time `__getattr__` im
     from pagedjax.outputs import RequestOutput as RequestOutput
     from pagedjax.sampling_params import RequestOutputKind as RequestOutputKind
     from pagedjax.sampling_params import SamplingParams as SamplingParams
+    from pagedjax.structured_outputs import ReasoningTokens as ReasoningTokens
+    from pagedjax.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "LLM": "pagedjax.llm",
     "LLMEngine": "pagedjax.engine",
     "StepOutput": "pagedjax.engine",
+    "EngineView": "pagedjax.engine_view",
+    "RequestView": "pagedjax.engine_view",
     "AsyncEngine": "pagedjax.async_engine",
     "EngineConfig": "pagedjax.config",
     "SamplingParams": "pagedjax.sampling_params",
     "RequestOutputKind": "pagedjax.sampling_params",
+    "StructuredOutputsParams": "pagedjax.structured_outputs",
+    "ReasoningTokens": "pagedjax.structured_outputs",
     "RequestOutput": "pagedjax.outputs",
     "CompletionOutput": "pagedjax.outputs",
     "Logprob": "pagedjax.outputs",

@@ -1,4 +1,4 @@
-"""The command line: `pagedjax serve | generate | chat | convert | bench`, also as `python -m pagedjax`.
+"""The command line: `pagedjax COMMAND`, also as `python -m pagedjax`; COMMANDS at the end lists what there is.
 
 Each command's flags are the fields of its config dataclasses. An error made on purpose ends it with one line and
 status 2. JAX must not have started when a command begins, because its share of the GPU's memory is fixed then.
@@ -19,7 +19,7 @@ from pagedjax import bench
 from pagedjax.config import EngineConfig, option
 from pagedjax.errors import ConfigError, PagedJaxError
 from pagedjax.flags import parse_flags
-from servers.config import ServerConfig
+from servers.config import BatchConfig, ServerConfig
 
 LOG_FORMAT = "%(levelname)s %(asctime)s %(message)s"
 LOG_DATE_FORMAT = "%m-%d %H:%M:%S"
@@ -155,6 +155,25 @@ def convert(flags: ConvertFlags) -> int:
     return 0
 
 
+def run_batch(engine: EngineConfig, batch: BatchConfig) -> int:
+    """Answer a file of requests."""
+    from servers.batch import run_batch as run
+
+    _prepare(engine, logging.INFO)
+    counts = run(engine, batch)
+    print(f"answered {counts.num_lines} lines, {counts.num_failed} of them with an error: {batch.output_file}")
+    return 0
+
+
+def collect_env() -> int:
+    """Print what a bug report needs."""
+    from pagedjax.collect_env import environment_lines
+
+    for line in environment_lines():
+        print(line)
+    return 0
+
+
 def sampling_params(llm: Any, flags: SamplingFlags) -> Any:
     """The model's default sampling parameters, changed by the flags that were given."""
     given = {name: value for name, value in dataclasses.asdict(flags).items() if value is not None}
@@ -191,7 +210,7 @@ def _unknown(kind: str, name: str, known: Sequence[str]) -> str:
 
 
 def _overview(program: str, summaries: Mapping[str, str]) -> str:
-    lines = [f"  {name:12}{summary}" for name, summary in summaries.items()]
+    lines = [f"  {name:13}{summary}" for name, summary in summaries.items()]
     return "\n".join(
         [f"usage: {program} COMMAND [flags]", "", *lines, "", f"{program} COMMAND --help lists its flags."]
     )
@@ -214,5 +233,9 @@ COMMANDS = {
         generate, (EngineConfig, GenerateFlags, SamplingFlags), "Complete prompts and print the texts."
     ),
     "chat": _Command(chat, (EngineConfig, ChatFlags, SamplingFlags), "Talk to a model in the terminal."),
+    "run-batch": _Command(
+        run_batch, (EngineConfig, BatchConfig), "Answer a file of requests in OpenAI's batch format."
+    ),
+    "collect-env": _Command(collect_env, (), "Print what a bug report needs to know about this machine."),
     "convert": _Command(convert, (ConvertFlags,), "Save a model as an Orbax directory."),
 }

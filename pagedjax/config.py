@@ -142,8 +142,9 @@ def check_types(config: Any) -> None:
         value = getattr(config, name)
         if any(_fits(value, kind) for kind in allowed):
             continue
-        if typing.get_origin(hint) is Literal:
-            choices = ", ".join(map(str, typing.get_args(hint)))
+        literals = [kind for kind in allowed if typing.get_origin(kind) is Literal]
+        if literals:
+            choices = ", ".join(str(choice) for kind in literals for choice in typing.get_args(kind))
             raise ConfigError(f"{name} is {value!r:.80}; choose one of {choices}")
         kinds = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)
         raise ConfigError(f"{name} is {value!r:.80}; it must be {kinds.replace('NoneType', 'None')}")

@@ -1,4 +1,4 @@
-"""Which device JAX runs on, and the two things to settle about it before JAX starts.
+"""Which device JAX runs on, what is to be settled about it before JAX starts, and how full its memory is.
 
 Looks at files and environment variables first: a GPU that JAX would silently ignore is an error here.
 """
@@ -50,6 +50,17 @@ def has_visible_gpu(root: Path = Path("/"), environ: Mapping[str, str] = os.envi
     if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
         return False
     return any(root.glob("dev/nvidia[0-9]*"))
+
+
+def device_memory() -> dict[str, float]:
+    """Return bytes in use, their peak and the limit of JAX's share of the device; nothing where JAX does not count."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    names = {
+        "bytes_in_use": "device_memory_used_bytes",
+        "peak_bytes_in_use": "device_memory_peak_bytes",
+        "bytes_limit": "device_memory_limit_bytes",
+    }
+    return {name: float(stats[key]) for key, name in names.items() if key in stats}
 
 
 def _cpu_asked_for() -> bool:

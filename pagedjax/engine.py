@@ -3,8 +3,9 @@
     scheduler  queues and blocks          runner   device arrays and executables
     input      checks and tokenizes       running  text of each request
 
-`step` dispatches iteration N+1 before it reads iteration N, so that the device always has work. Not thread-safe: one
-thread drives an engine (`async_engine` gives it one).
+`step` dispatches iteration N+1 before it reads iteration N, so that the device always has work. Where rows are under a
+grammar, only the forward pass of N+1 is dispatched before N is read: what N+1 may sample depends on N's tokens. Not
+thread-safe: one thread drives an engine (`async_engine` gives it one).
 """
 
 import logging
@@ -19,11 +20,13 @@ import numpy as np
 from flax import nnx
 
 from pagedjax.config import EngineConfig, resolve
-from pagedjax.device import check_devices
+from pagedjax.device import check_devices, device_memory
+from pagedjax.engine_view import EngineView
 from pagedjax.errors import InvalidRequestError
 from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResult
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
+from pagedjax.iteration_stats import Histogram, IterationStats
 from pagedjax.loading import load_model
 from pagedjax.loading.generation_config import generation_defaults
 from pagedjax.loading.weights import LoadedModel
@@ -32,8 +35,9 @@ from pagedjax.outputs import RequestOutput
 from pagedjax.request_input import RequestInput
 from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScores
 from pagedjax.sampling_params import SamplingParams
-from pagedjax.scheduling.request import RequestStatus
+from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
+from pagedjax.text.structured_output import Grammar
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -135,11 +139,15 @@ class LLMEngine:
             enable_prefix_caching=self.config.enable_prefix_caching,
             policy=self.config.scheduling_policy,
         )
-        self._in_flight: deque[InFlightStep] = deque()
+        self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
+        ledger = self._runner.ledger
+        self._iterations = IterationStats(
+            weight_bytes=ledger.weights, kv_bytes_per_token=ledger.block / self.config.block_size
+        )
         self._running: dict[str, RunningRequest] = {}
         self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
         self._due: dict[str, None] = {}  # requests that finished outside a step: aborted ones
-        self._counts = {"prompt_tokens": 0, "generation_tokens": 0}
+        self._counts = {"prompt_tokens": 0, "prompt_tokens_cached": 0, "generation_tokens": 0}
         self.start_up_seconds = phases.seconds
         for line in [*self.start_up_lines(), phases.line()]:
             logger.info("%s", line)
@@ -175,16 +183,24 @@ class LLMEngine:
 
     def step(self) -> StepOutput:
         """Run one iteration: schedule and dispatch the next step, then read the one before."""
+        began, waited = time.perf_counter(), self._runner.times.wait
         output = self._scheduler.schedule()
         if output.scheduled:
             self._note_scheduled(output)
-            self._in_flight.append(self._runner.dispatch(output))
+            self._dispatch(output)
         touched = self._due
         self._due = {}
-        lookahead = LOOKAHEAD if self.config.async_scheduling and output.scheduled else 0
-        while len(self._in_flight) > lookahead:
-            touched |= self._finish(self._in_flight.popleft())
-        return StepOutput(self._outputs(touched), output)
+        while len(self._in_flight) > LOOKAHEAD:
+            touched |= self._finish(*self._in_flight.popleft())
+        if self._in_flight and self._in_flight[-1][0].awaits_masks:
+            step, dispatched_time = self._in_flight.pop()
+            self._in_flight.append((self._sample(step), dispatched_time))
+        if not (self.config.async_scheduling and output.scheduled):
+            while self._in_flight:
+                touched |= self._finish(*self._in_flight.popleft())
+        outputs = self._outputs(touched)
+        self._iterations.note_host(time.perf_counter() - began - (self._runner.times.wait - waited))
+        return StepOutput(outputs, output)
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; unknown or finished ids are ignored. Their last output comes with the next step."""
@@ -197,6 +213,20 @@ class LLMEngine:
                     self._scheduler.abort(completion.request.request_id)
                     completion.flush()
             self._due[request_id] = None
+
+    def is_prepared(self, sampling_params: SamplingParams) -> bool:
+        """Whether `add_request` need not wait for a grammar to be compiled; may be called from any thread."""
+        form = sampling_params.structured_outputs
+        return form is None or self._input.grammar_compiler.is_compiled(form)
+
+    def prepare(self, sampling_params: SamplingParams) -> None:
+        """Compile a grammar that `add_request` would have to wait for; may be called from any thread.
+
+        Raises:
+          InvalidRequestError: it cannot be compiled.
+        """
+        if sampling_params.structured_outputs is not None:
+            self._input.grammar_compiler.compile(sampling_params.structured_outputs)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do."""
@@ -211,8 +241,23 @@ class LLMEngine:
         return {
             **self._scheduler.stats(),
             **self._counts,
+            **self._iterations.counters(),
+            **device_memory(),
             "num_compilations_after_ready": self._runner.num_compilations_after_ready,
         }
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Distributions since the start, over iterations; keys are metric names without the prefix."""
+        return self._iterations.histograms()
+
+    def inspect(self) -> EngineView:
+        """Requests, blocks and memory now."""
+        return EngineView(
+            requests=tuple(running.view() for running in self._running.values()),
+            num_block_refs=tuple(self._scheduler.pool.num_refs()),
+            cached_block_ids=tuple(self._scheduler.prefix_cache.block_ids()),
+            ledger=tuple(self._runner.ledger.rows()),
+        )
 
     def default_params(self) -> SamplingParams:
         """Sampling parameters of a request that names none: the model's own defaults."""
@@ -226,7 +271,7 @@ class LLMEngine:
         """Abort everything and free the device memory."""
         self.abort(list(self._running))
         while self._in_flight:
-            self._runner.read(self._in_flight.popleft())
+            self._runner.read(self._in_flight.popleft()[0])
         self._running.clear()
         self._runner.close()
 
@@ -261,10 +306,33 @@ class LLMEngine:
                 if running.metrics.first_scheduled_time is None:
                     running.metrics.first_scheduled_time = now
                     self._counts["prompt_tokens"] += item.request.num_prompt_tokens
+                    self._counts["prompt_tokens_cached"] += item.request.num_cached_tokens
 
-    def _finish(self, step: InFlightStep) -> dict[str, None]:
+    def _sample(self, step: InFlightStep) -> InFlightStep:
+        """Sample a step with rows under a grammar, whose earlier tokens are all known by now."""
+        items = [item for item in step.sampling if not item.request.is_finished]
+        found = [(item, *self._completions[item.request.request_id]) for item in items]
+        found = [(item, running, one.grammar) for item, running, one in found if one.grammar is not None]
+        masks = self._input.grammar_compiler.masks([grammar for _, _, grammar in found])
+        for item, running, grammar in found:
+            if grammar.error is not None:
+                self._fail(item.request, running, grammar.error)
+                self._due[running.new.request_id] = None
+        return self._runner.sample(step, [item for item, _, _ in found], masks)
+
+    def _fail(self, request: Request, running: RunningRequest, reason: str) -> None:
+        running.error = reason
+        self._scheduler.finish(request, RequestStatus.FINISHED_ERROR)
+
+    def _dispatch(self, output: SchedulerOutput) -> None:
+        is_starved = not self._in_flight or self._in_flight[-1][0].is_ready
+        self._in_flight.append((self._runner.dispatch(output), time.perf_counter()))
+        self._iterations.note_dispatch(output.scheduled, is_starved=is_starved)
+
+    def _finish(self, step: InFlightStep, dispatched_time: float) -> dict[str, None]:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
         result = self._runner.read(step)
+        self._iterations.note_result(dispatched_time)
         touched: dict[str, None] = {}
         for scored in result.prompt_logprobs:
             known = self._completions.get(scored.request.request_id)
@@ -286,13 +354,27 @@ class LLMEngine:
             scores = [_score_at(result.logprobs, result.logprob_rows[request.request_id])]
         if token_ids:
             running.note_tokens()
-        matched = completion.push(token_ids, scores)
+        matched, grammar = completion.push(token_ids, scores), completion.grammar
         if matched is not None:
             self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED, stop_reason=matched)
         elif request.is_finished:
             completion.flush()
-        if request.status == RequestStatus.FINISHED_ERROR:
+        elif grammar is not None:
+            self._follow(running, completion, grammar, token_ids)
+        if request.status == RequestStatus.FINISHED_ERROR and running.error is None:
             running.error = "the model's logits were not finite (NaN or infinity); check the weights and the dtype"
+
+    def _follow(
+        self, running: RunningRequest, completion: RunningCompletion, grammar: Grammar, token_ids: list[int]
+    ) -> None:
+        """Advance the grammar of an unfinished request, which ends when nothing more can follow."""
+        for token_id in token_ids:
+            grammar.accept(token_id)
+        if grammar.error is not None:
+            self._fail(completion.request, running, grammar.error)
+        elif grammar.is_finished:
+            self._scheduler.finish(completion.request, RequestStatus.FINISHED_STOPPED)
+            completion.flush()
 
     def _outputs(self, touched: dict[str, None]) -> list[RequestOutput]:
         outputs = []

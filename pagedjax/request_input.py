@@ -14,6 +14,7 @@ from pagedjax.errors import InvalidRequestError
 from pagedjax.models.config import ModelConfig
 from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, SamplingParams
 from pagedjax.scheduling.request import Request
+from pagedjax.text.structured_output import Grammar, GrammarCompiler
 from pagedjax.text.tokenizer import Tokenizer
 
 
@@ -26,6 +27,7 @@ class NewRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     children: list[Request]
+    grammars: list[Grammar | None]  # of the children's outputs, None where they are free
 
 
 class RequestInput:
@@ -38,6 +40,7 @@ class RequestInput:
         self._model = model
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
+        self.grammar_compiler = GrammarCompiler(tokenizer, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
         self._seeds = np.random.default_rng(config.seed)
 
     def build(
@@ -84,7 +87,11 @@ class RequestInput:
             )
             for index in range(params.n)
         ]
-        return NewRequest(request_id, text, token_ids, params, children)
+        return NewRequest(request_id, text, token_ids, params, children, self._grammars(params))
+
+    def _grammars(self, params: SamplingParams) -> list[Grammar | None]:
+        wanted = params.structured_outputs
+        return [None if wanted is None else self.grammar_compiler.start(wanted) for _ in range(params.n)]
 
     def _encode(self, prompt: str) -> list[int]:
         if self._tokenizer is None:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pagedjax.engine_view import RequestView
 from pagedjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedjax.request_input import NewRequest
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 from pagedjax.scheduling.request import Request, RequestStatus, finish_reason
 from pagedjax.text.detokenizer import IncrementalDetokenizer
 from pagedjax.text.stop import StopStrings
+from pagedjax.text.structured_output import Grammar
 from pagedjax.text.tokenizer import Tokenizer
 
 
@@ -29,12 +31,13 @@ class TokenScores:
 
 
 class RunningCompletion:
-    """Text and log probabilities of one child."""
+    """Text and log probabilities of one child, and where it stands in its grammar if it has one."""
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None):
+    def __init__(self, index: int, request: Request, grammar: Grammar | None, tokenizer: Tokenizer | None):
         params = request.sampling_params
         self.index = index
         self.request = request
+        self.grammar = grammar
         self.text = ""
         self.logprobs: list[dict[int, Logprob]] = []
         self.cumulative_logprob = 0.0
@@ -116,12 +119,30 @@ class RunningRequest:
 
     @classmethod
     def start(cls, new: NewRequest, tokenizer: Tokenizer | None, *, arrival_time: float) -> "RunningRequest":
-        completions = [RunningCompletion(i, child, tokenizer) for i, child in enumerate(new.children)]
+        completions = [
+            RunningCompletion(i, *both, tokenizer)
+            for i, both in enumerate(zip(new.children, new.grammars, strict=True))
+        ]
         return cls(new, completions, RequestMetrics(arrival_time=arrival_time), tokenizer)
 
     @property
     def is_finished(self) -> bool:
         return all(completion.request.is_finished for completion in self.completions)
+
+    def view(self) -> RequestView:
+        """What a watcher sees of it."""
+        requests = [completion.request for completion in self.completions]
+        return RequestView(
+            request_id=self.new.request_id,
+            status="running" if any(one.status is RequestStatus.RUNNING for one in requests) else "waiting",
+            num_prompt_tokens=len(self.new.prompt_token_ids),
+            num_output_tokens=sum(len(one.output_token_ids) for one in requests),
+            num_computed_tokens=sum(one.num_computed_tokens for one in requests),
+            max_tokens=sum(one.max_tokens for one in requests),
+            num_blocks=len({block_id for one in requests for block_id in one.block_ids}),
+            num_cached_tokens=requests[0].num_cached_tokens,
+            num_preemptions=sum(one.num_preemptions for one in requests),
+        )
 
     def push_prompt_logprobs(self, first_position: int, scores: Sequence[TokenScores]) -> None:
         """Take in scored prompt tokens; those already known, which a preempted request scores again, are dropped."""

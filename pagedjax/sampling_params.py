@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pagedjax.errors import InvalidRequestError
+from pagedjax.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_TOKEN_IDS = 16  # per request, EOS ids included
 MAX_LOGIT_BIAS = 300
@@ -50,7 +51,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     max_tokens: int | None = 16  # None: up to the context length
-    min_tokens: int = 0
+    min_tokens: int = 0  # a structured output that is complete ends earlier
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -60,6 +61,7 @@ class SamplingParams:
     detokenize: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = field(default=RequestOutputKind.CUMULATIVE)
 
     def __post_init__(self) -> None:
@@ -127,11 +129,17 @@ def _check(
     is_number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
     if not is_number:
         raise InvalidRequestError(f"{name} is {value!r}; it must be a number, {bounds}", param=name)
-    if math.isnan(value) or not low <= value <= high or (exclusive_low and value == low):
-        raise InvalidRequestError(f"{name} is {value}; it must be {bounds}", param=name)
+    is_nan = isinstance(value, float) and math.isnan(value)  # an integer may be larger than every float
+    if is_nan or not low <= value <= high or (exclusive_low and value == low):
+        raise InvalidRequestError(f"{name} is {value!r:.80}; it must be {bounds}", param=name)
 
 
 def _check_lists(params: SamplingParams) -> None:
+    if not isinstance(params.structured_outputs, StructuredOutputsParams | None):
+        raise InvalidRequestError(
+            f"structured_outputs is {params.structured_outputs!r:.80}; it must be a StructuredOutputsParams",
+            param="structured_outputs",
+        )
     _check_length("stop", params.stop, MAX_STOP_STRINGS)
     for text in params.stop:
         if not isinstance(text, str) or not text or len(text) > MAX_STOP_STRING_CHARS:

@@ -1,14 +1,21 @@
 """The generated tables of the documentation: `python -m pagedjax.tables` rewrites them, a test finds them current.
 
-docs/flags.md says what becomes of every vLLM flag; README.md holds the supported models between two marker comments.
+docs/flags.md says what becomes of every vLLM flag, docs/http.md of every request field; README.md holds the supported
+models between two marker comments.
 """
 
 import dataclasses
+import inspect
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pagedjax.config import NOT_BUILT, EngineConfig
 from pagedjax.flags import vllm_flags
 from pagedjax.models import MODEL_CLASSES
+from servers import protocol
+from servers.app import ROUTES
 from servers.config import ServerConfig
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +54,32 @@ nothing is ignored in silence.
 {refused}
 """
 
+HTTP_PAGE = """# HTTP
+
+Made by `make docs` from the routes and the tables of `servers/protocol.py`. A field that is not listed is a 400 that
+names it and says what is closest; so is a listed one of the wrong type, or of a value that is not supported.
+
+## Endpoints
+
+| | |
+|---|---|
+{routes}
+
+{fields}"""
+HTTP_FIELDS = """## Fields of `POST {path}`
+
+Work: {works}.
+{unsupported}
+"""
+FIELD_TABLES = {
+    "/v1/chat/completions": protocol.CHAT,
+    "/v1/completions": protocol.COMPLETION,
+    "/v1/responses": protocol.RESPONSES,
+    "/tokenize": protocol.TOKENIZE,
+    "/detokenize": protocol.DETOKENIZE,
+    "/abort": protocol.ABORT,
+}
+
 
 def flags_page() -> str:
     """Return docs/flags.md."""
@@ -56,6 +89,15 @@ def flags_page() -> str:
         works="\n".join(row for flag, row in rows.items() if flag in works),
         ours="\n".join(row for flag, row in rows.items() if flag not in works),
         refused="\n".join(f"| `{flag}` | {reason} |" for flag, reason in sorted(vllm_flags().refused.items())),
+    )
+
+
+def http_page() -> str:
+    """Return docs/http.md."""
+    routes = [(f"{route.method} {_plain_path(route.path)}", _first_sentence(route.handler)) for route in ROUTES]
+    return HTTP_PAGE.format(
+        routes="\n".join(f"| `{route}` | {text} |" for route, text in routes),
+        fields="\n".join(_fields_section(path, table) for path, table in FIELD_TABLES.items()),
     )
 
 
@@ -75,7 +117,25 @@ def main() -> None:
     """Write all tables."""
     readme = ROOT / "README.md"
     (ROOT / "docs" / "flags.md").write_text(flags_page(), encoding="utf-8")
+    (ROOT / "docs" / "http.md").write_text(http_page(), encoding="utf-8")
     readme.write_text(with_models_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _plain_path(path: str) -> str:
+    """Write `{name:pattern}` as `{name}`."""
+    return re.sub(r"\{(\w+):[^}]*\}+", r"{\1}", path)
+
+
+def _first_sentence(function: Any) -> str:
+    return (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def _fields_section(path: str, table: Mapping[str, protocol.Field]) -> str:
+    works = [name for name, field in table.items() if not field.is_neutral_only]
+    neutral = [name for name, field in table.items() if field.is_neutral_only]
+    listed = ", ".join(f"`{name}`" for name in neutral)
+    note = f"\nTaken only with a value that changes nothing: {listed}.\n" if neutral else ""
+    return HTTP_FIELDS.format(path=path, works=", ".join(f"`{name}`" for name in works), unsupported=note)
 
 
 def _fields(config: type) -> tuple[dataclasses.Field, ...]:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from pagedjax.errors import InvalidRequestError
+from pagedjax.sampling_params import MAX_LOGIT_BIAS
 
+MAX_TOKEN_IDS = 1 << 18  # in one field; no vocabulary is larger
 type Check = Callable[[str, Any], Any]
 
 
@@ -55,12 +57,14 @@ def text_or_texts(name: str, value: Any) -> list[str]:
 
 def token_ids(name: str, value: Any) -> list[int]:
     """Accept a list of whole numbers."""
+    if isinstance(value, list) and len(value) > MAX_TOKEN_IDS:
+        _refuse(name, value, f"a list of at most {MAX_TOKEN_IDS} token ids")
     return value if is_token_ids(value) else _refuse(name, value, "a list of token ids")
 
 
 def is_token_ids(value: Any) -> bool:
     """Whether `value` is a list of whole numbers."""
-    return isinstance(value, list) and all(map(_is_integer, value))
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def json_object(name: str, value: Any) -> dict[str, Any]:
@@ -68,9 +72,16 @@ def json_object(name: str, value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else _refuse(name, value, "an object")
 
 
+def json_array(name: str, value: Any) -> list[Any]:
+    """Accept a JSON array."""
+    return value if isinstance(value, list) else _refuse(name, value, "an array")
+
+
 def biases(name: str, value: Any) -> dict[int, float]:
     """Accept an object from token ids, as decimal strings, to numbers."""
     json_object(name, value)
+    if len(value) > MAX_LOGIT_BIAS:
+        _refuse(name, value, f"an object of at most {MAX_LOGIT_BIAS} entries")
     result = {}
     for key, bias in value.items():
         is_id = key.isascii() and key.isdigit() and len(key) < 20
@@ -80,17 +91,44 @@ def biases(name: str, value: Any) -> dict[int, float]:
     return result
 
 
-def only(*accepted: Any) -> Check:
+def one_of(*words: str) -> Check:
+    """Accept these words."""
+
+    def check(name: str, value: Any) -> str:
+        return (
+            value if isinstance(value, str) and value in words else _refuse(name, value, f"one of {', '.join(words)}")
+        )
+
+    return check
+
+
+def some_of(*words: str) -> Check:
+    """Accept a list of these words."""
+
+    def check(name: str, value: Any) -> list[str]:
+        is_known = isinstance(value, list) and all(isinstance(one, str) and one in words for one in value)
+        return value if is_known else _refuse(name, value, f"a list of {', '.join(words)}")
+
+    return check
+
+
+class Only:
     """Accept just these values: of a known field whose others are not built here."""
 
-    def check(name: str, value: Any) -> Any:
-        if not any(type(value) is type(one) and value == one for one in accepted):
+    def __init__(self, *accepted: Any):
+        self._accepted = accepted
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if not any(type(value) is type(one) and value == one for one in self._accepted):
             raise InvalidRequestError(
                 f"{name} is {_shown(value)}; this is not supported here, leave it out", param=name
             )
         return value
 
-    return check
+
+def only(*accepted: Any) -> Check:
+    """Return `Only(*accepted)`."""
+    return Only(*accepted)
 
 
 def anything(name: str, value: Any) -> Any:

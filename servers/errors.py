@@ -1,11 +1,11 @@
 """From exceptions to OpenAI's error bodies: {"error": {message, type, param, code}}.
 
 InvalidRequestError   400     ApiError       its own status     EngineDeadError   500 with a fixed message
-web.HTTPException     its status                                anything else     500, logged, with a fixed message
+web.HTTPException     its status      TimeoutError  504         anything else     500, logged, with a fixed message
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -16,21 +16,30 @@ logger = logging.getLogger(__name__)
 
 _TYPES = {
     400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    421: "MisdirectedRequestError",
     500: "InternalServerError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
 
 
 class ApiError(Exception):
     """An answer other than 200. `param` names the offending field, None where there is no single one."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None):
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
+    ):
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
+        self.headers = headers
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -42,6 +51,10 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), param=error.param)
         case EngineDeadError():
             return ApiError(500, "the engine has stopped and answers nothing more; the server's log says why")
+        case TimeoutError():
+            return ApiError(504, "the request has reached its deadline; allow it more time or ask for fewer tokens")
+        case web.HTTPMethodNotAllowed():
+            return ApiError(error.status, _http_message(error), headers={"Allow": error.headers["Allow"]})
         case web.HTTPException():
             return ApiError(error.status, _http_message(error))
     logger.error("a request failed", exc_info=error)
@@ -64,15 +77,16 @@ async def errors_as_json(
     except ConnectionError:
         raise  # the client has left: aiohttp takes note, nobody reads an answer
     except Exception as error:
-        headers = {"Allow": error.headers["Allow"]} if isinstance(error, web.HTTPMethodNotAllowed) else None
         api_error = to_api_error(error)
-        return web.json_response(error_body(api_error), status=api_error.status, headers=headers)
+        return web.json_response(error_body(api_error), status=api_error.status, headers=api_error.headers)
 
 
 def _http_message(error: web.HTTPException) -> str:
     match error:
         case web.HTTPNotFound():
             return "there is no such path; GET /v1/models and POST /v1/chat/completions are two that exist"
+        case TimeoutError():
+            return ApiError(504, "the request has reached its deadline; allow it more time or ask for fewer tokens")
         case web.HTTPMethodNotAllowed():
             return f"the method {error.method} is not allowed here; use {' or '.join(sorted(error.allowed_methods))}"
         case web.HTTPRequestEntityTooLarge():

@@ -1,58 +1,93 @@
-"""The engine requests behind one HTTP request: start them together, follow them, abort them when the client leaves."""
+"""The engine requests behind one call: start them together, follow them, abort them when the client leaves."""
 
 import asyncio
+import dataclasses
+import logging
+import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from pagedjax import AsyncEngine, InvalidRequestError, RequestOutput, SamplingParams
+from aiohttp import web
+
+from pagedjax import InvalidRequestError, RequestOutput, SamplingParams
 from pagedjax.async_engine import RequestStream
+from servers.call import Call
 from servers.errors import ApiError
 from servers.metrics import ServerMetrics
+from servers.open_requests import OpenRequest
 from servers.prompts import Prompt
+from servers.streaming import DATA_EVENTS, Framing, json_answer, send_events
+
+logger = logging.getLogger(__name__)
 
 
-def new_request_id(prefix: str) -> str:
-    """Return an id that no other request has."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+class Answer(Protocol):
+    """Turns outputs of the engine into an endpoint's JSON."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """Return the answer to a call that does not stream, from the one output of each prompt."""
+        ...
+
+    def events(self, streams: Sequence[RequestStream]) -> AsyncGenerator[str]:
+        """Yield the JSON texts of a stream's events, from one stream of outputs a prompt."""
+        ...
 
 
-@asynccontextmanager
-async def submit(
-    engine: AsyncEngine,
-    metrics: ServerMetrics,
-    request_id: str,
+async def respond(
+    call: Call,
+    answer: Answer,
     prompts: Sequence[Prompt],
     params: SamplingParams,
     *,
-    fields: Mapping[str, Any],
-    arrival_time: float,
-) -> AsyncIterator[list[RequestStream]]:
+    framing: Framing = DATA_EVENTS,
+) -> web.StreamResponse:
+    """Generate for each prompt and answer as the call asked for it; a client that leaves aborts its requests."""
+    async with submit(call, prompts, params) as streams:
+        if call.is_stream:
+            interval = call.state.config.sse_keep_alive_interval
+            events = answer.events(streams)
+            return await send_events(
+                call.request, events, framing=framing, keep_alive_interval=interval, timeout=call.timeout
+            )
+        async with asyncio.timeout(call.timeout):
+            outputs = await final_outputs(streams)
+        return json_answer(answer.whole(outputs))
+
+
+@asynccontextmanager
+async def submit(call: Call, prompts: Sequence[Prompt], params: SamplingParams) -> AsyncIterator[list[RequestStream]]:
     """Start one engine request a prompt; leaving the context aborts those that still run.
 
     Raises:
+      ApiError: the queue is full.
       InvalidRequestError: the engine refuses one of them; then none runs.
     """
-    _check_priority(engine, fields["priority"])
+    _check_priority(call)
+    metrics = call.state.metrics
+    opened = _open_request(call, prompts, params)
     streams: list[RequestStream] = []
-    try:
-        for i, prompt in enumerate(prompts):
-            stream = engine.generate(
-                prompt.token_ids,
-                params,
-                request_id if len(prompts) == 1 else f"{request_id}-{i}",
-                priority=fields["priority"],
-                cache_salt=fields["cache_salt"],
-                arrival_time=arrival_time,
-            )
-            streams.append(stream)
-            metrics.start_request(stream.request_id, params)
-        await _accepted(streams, metrics)
-        yield streams
-    finally:
-        for stream in streams:
-            await stream.aclose()
+    with call.state.open_requests.admit(opened):
+        _log(call, "Received", "%d prompt tokens, %s", opened.num_prompt_tokens, _without_text(params))
+        try:
+            for engine_request_id, prompt in zip(opened.engine_request_ids, prompts, strict=True):
+                stream = call.engine.generate(
+                    prompt.token_ids,
+                    params,
+                    engine_request_id,
+                    priority=call.fields["priority"],
+                    cache_salt=call.fields["cache_salt"],
+                    arrival_time=call.arrival_time,
+                )
+                streams.append(stream)
+                metrics.start_request(stream.request_id, params)
+            await _accepted(streams, metrics)
+            yield streams
+        finally:
+            for stream in streams:
+                await stream.aclose()
+            _log(call, "Left", "after %.3f s", time.monotonic() - call.arrival_time)
 
 
 async def final_outputs(streams: Sequence[RequestStream]) -> list[RequestOutput]:
@@ -104,6 +139,20 @@ async def _pump(
         arrived.put_nowait((i, None))
 
 
+def _open_request(call: Call, prompts: Sequence[Prompt], params: SamplingParams) -> OpenRequest:
+    """Describe the call for the queue. The engine's own ids are unique, whatever ids the clients choose."""
+    unique = uuid.uuid4().hex
+    return OpenRequest(
+        id=call.id,
+        owner=call.owner,
+        path=call.request.path,
+        arrival_time=call.arrival_time,
+        engine_request_ids=tuple(f"{unique}-{i}" for i in range(len(prompts))),
+        num_sequences=len(prompts) * params.n,
+        num_prompt_tokens=params.n * sum(len(prompt.token_ids) for prompt in prompts),
+    )
+
+
 async def _accepted(streams: Sequence[RequestStream], metrics: ServerMetrics) -> None:
     try:
         for stream in streams:
@@ -114,10 +163,32 @@ async def _accepted(streams: Sequence[RequestStream], metrics: ServerMetrics) ->
         raise
 
 
-def _check_priority(engine: AsyncEngine, priority: int) -> None:
-    if priority and engine.config.scheduling_policy != "priority":
+def _log(call: Call, event: str, details: str, *values: Any) -> None:
+    if call.state.config.enable_log_requests:
+        logger.info(f"%s request %s: {details}", event, call.id, *values)
+
+
+def _without_text(params: SamplingParams) -> str:
+    """The parameters that differ from the defaults, without those that hold a client's words."""
+    given = {
+        field.name: getattr(params, field.name)
+        for field in dataclasses.fields(params)
+        if getattr(params, field.name) != field.default and field.name not in ("stop", "bad_words", "output_kind")
+    }
+    return ", ".join(f"{name}={value!r:.80}" for name, value in given.items()) or "default parameters"
+
+
+def _check_priority(call: Call) -> None:
+    priority = call.fields["priority"]
+    if priority and call.engine.config.scheduling_policy != "priority":
         raise InvalidRequestError(
             f"priority is {priority}, but this server schedules first come first served; "
             "leave it out or start the server with --scheduling-policy priority",
+            param="priority",
+        )
+    best = call.state.access.best_priority(call.owner)
+    if priority < best:
+        raise InvalidRequestError(
+            f"priority is {priority}, the lowest value you may ask for is {best}; raise it (--best-priority)",
             param="priority",
         )

@@ -8,17 +8,15 @@ from pagedjax import CompletionOutput, Logprob
 FLOOR = -9999.0  # JSON has no minus infinity
 
 
-def chat_logprobs(completion: CompletionOutput, num_top: int) -> dict[str, Any] | None:
-    """Return `choices[].logprobs` of a chat, None if none were asked for."""
+def chat_logprobs(completion: CompletionOutput, num_top: int, *, as_ids: bool = False) -> dict[str, Any] | None:
+    """Return `choices[].logprobs` of a chat, None if none were asked for. `as_ids` names tokens by id."""
     if completion.logprobs is None:
         return None
-    pairs = zip(completion.token_ids, completion.logprobs, strict=False)
-    return {
-        "content": [
-            _chat_entry(entries[token_id]) | {"top_logprobs": [_chat_entry(one) for one in _top(entries, num_top)]}
-            for token_id, entries in pairs
-        ]
-    }
+    content = []
+    for token_id, entries in zip(completion.token_ids, completion.logprobs, strict=False):
+        top = [_chat_entry(one_id, one, as_ids) for one_id, one in _top(entries, num_top)]
+        content.append(_chat_entry(token_id, entries[token_id], as_ids) | {"top_logprobs": top})
+    return {"content": content}
 
 
 def completion_logprobs(
@@ -26,27 +24,27 @@ def completion_logprobs(
     entries_by_token: Sequence[Mapping[int, Logprob] | None],
     offset: int,
     decode: Callable[[list[int]], str],
-) -> dict[str, Any]:
+    *,
+    as_ids: bool = False,
+) -> tuple[dict[str, Any], int]:
     """Return `choices[].logprobs` of a completion; a token without entries (the first of a prompt) has nulls.
 
-    `offset` is the number of characters of the choice's tokens before these.
+    `offset` is the number of characters of the choice's tokens before these; returned is the one after them.
+    `as_ids` names tokens by id.
     """
     result: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     for token_id, entries in zip(token_ids, entries_by_token, strict=False):
         text = decode([token_id]) if entries is None else _text(entries[token_id])
         result["text_offset"].append(offset)
-        result["tokens"].append(text)
+        result["tokens"].append(_id_name(token_id) if as_ids else text)
         result["token_logprobs"].append(None if entries is None else _value(entries[token_id]))
         result["top_logprobs"].append(
-            None if entries is None else {_text(one): _value(one) for one in entries.values()}
+            None
+            if entries is None
+            else {_id_name(one_id) if as_ids else _text(one): _value(one) for one_id, one in entries.items()}
         )
         offset += len(text)
-    return result
-
-
-def num_chars(logprobs: Mapping[str, Any]) -> int:
-    """Return the number of characters of the tokens in a completion's logprobs."""
-    return sum(map(len, logprobs["tokens"]))
+    return result, offset
 
 
 def prompt_logprobs(entries_by_token: Sequence[Mapping[int, Logprob] | None] | None) -> list[Any] | None:
@@ -59,14 +57,19 @@ def prompt_logprobs(entries_by_token: Sequence[Mapping[int, Logprob] | None] | N
     ]
 
 
-def _top(entries: Mapping[int, Logprob], num_top: int) -> list[Logprob]:
+def _top(entries: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
     """The most likely tokens, best first; the sampled one may be beyond them."""
-    return sorted((one for one in entries.values() if one.rank <= num_top), key=lambda one: one.rank)
+    return sorted((item for item in entries.items() if item[1].rank <= num_top), key=lambda item: item[1].rank)
 
 
-def _chat_entry(logprob: Logprob) -> dict[str, Any]:
+def _chat_entry(token_id: int, logprob: Logprob, as_id: bool) -> dict[str, Any]:
     text = _text(logprob)
-    return {"token": text, "logprob": _value(logprob), "bytes": list(text.encode())}
+    name = _id_name(token_id) if as_id else text
+    return {"token": name, "logprob": _value(logprob), "bytes": list(text.encode())}
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def _ranked_entry(logprob: Logprob) -> dict[str, Any]:

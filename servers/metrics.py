@@ -4,34 +4,19 @@ Counts and times of requests come from their outputs, which the engine shows to 
 read from the engine's statistics at each scrape. Owns its registry and what must be remembered of running requests.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
 
 from pagedjax import AsyncEngine, RequestMetrics, RequestOutput, SamplingParams
+from servers.engine_metrics import LABELS, EngineMetrics
+from servers.latencies import Latencies
+from servers.open_requests import REJECTION_REASONS
 
-LABELS = ("model_name", "engine")
 ENGINE_LABEL = "0"
-
-# Statistics of the engine that only grow; all others are gauges.
-COUNTERS = frozenset(
-    {
-        "num_preemptions",
-        "prefix_cache_queries",
-        "prefix_cache_hits",
-        "prefix_cache_resumed_queries",
-        "prefix_cache_resumed_hits",
-        "prompt_tokens",
-        "generation_tokens",
-        "num_compilations_after_ready",
-    }
-)
 
 _FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -40,8 +25,9 @@ _TOKEN_BUCKETS = (  # vLLM's begin at 10 ms
     0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
     0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
-_REQUEST_BUCKETS = (
-    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+_REQUEST_BUCKETS = (  # vLLM's begin at 0.3 s
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
+    50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 
 # Name, and the two RequestMetrics between which the time of a finished request runs.
@@ -70,21 +56,22 @@ class ServerMetrics:
     """All metrics of one server."""
 
     def __init__(self, engine: AsyncEngine):
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
+        self.latencies = Latencies()
         self._labels = (engine.config.model_name, ENGINE_LABEL)
         self._running: dict[str, _RunningRequest] = {}
         assert engine.config.max_model_len is not None, "the engine resolves it"
         self._declare(engine.config.max_model_len)
         self._declare_config(engine)
-        self._registry.register(_EngineStatistics(engine, self._labels))
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
+        self.registry.register(EngineMetrics(engine, self._labels))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
         engine.add_observer(self.observe_output)
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def start_request(self, request_id: str, params: SamplingParams) -> None:
         """Remember a request that was handed to the engine."""
@@ -93,6 +80,10 @@ class ServerMetrics:
     def forget_request(self, request_id: str) -> None:
         """Count nothing for a request that the engine refused."""
         self._running.pop(request_id, None)
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that found the queue full; `reason` is the flag that bounds it."""
+        self._rejections.labels(self._labels[0], reason).inc()
 
     def observe_output(self, output: RequestOutput) -> None:
         """Take in a DELTA or final output of a request that was started here."""
@@ -114,12 +105,19 @@ class ServerMetrics:
             return
         if request.last_token_time is None:
             self._first_token.observe(times.first_token_time - times.arrival_time)
+            self.latencies.first_token.append(times.first_token_time - times.arrival_time)
         elif times.last_token_time > request.last_token_time:
-            self._between_tokens.observe(times.last_token_time - request.last_token_time)
+            seconds = times.last_token_time - request.last_token_time
+            self._between_tokens.observe(seconds)
+            self._between_tokens_old.observe(seconds)
+            self.latencies.between_tokens.append(seconds)
         request.last_token_time = times.last_token_time
 
     def _observe_finished(self, request: _RunningRequest, output: RequestOutput) -> None:
         self._finished.labels(*self._labels, request.finish_reason).inc()
+        if output.error is not None:
+            self._corrupted.inc()
+        self._prefill_tokens.observe(len(output.prompt_token_ids) - output.num_cached_tokens)
         self._prompt_tokens.observe(len(output.prompt_token_ids))
         self._generation_tokens.observe(request.num_tokens)
         self._max_generation_tokens.observe(max(request.tokens_by_completion.values(), default=0))
@@ -135,6 +133,8 @@ class ServerMetrics:
             began, ended = getattr(times, start), getattr(times, end)
             if began is not None and ended is not None:
                 histogram.observe(ended - began)
+        if times.finished_time is not None:
+            self.latencies.whole_request.append(times.finished_time - times.arrival_time)
         longest = max(request.tokens_by_completion.values(), default=0)
         if longest > 1 and times.first_token_time is not None and times.last_token_time is not None:
             self._per_token.observe((times.last_token_time - times.first_token_time) / (longest - 1))
@@ -143,15 +143,27 @@ class ServerMetrics:
         counts = tuple(decade * step for decade in (1, 10, 100, 1000, 10**4, 10**5, 10**6) for step in (1, 2, 5))
         counts = tuple(count for count in counts if count <= max_model_len)
         self._finished = Counter(
-            "vllm:request_success", "Finished requests.", (*LABELS, "finished_reason"), registry=self._registry
+            "vllm:request_success", "Finished requests.", (*LABELS, "finished_reason"), registry=self.registry
         )
         for reason in ("stop", "length", "abort", "error"):  # a series that appears late has no rate
             self._finished.labels(*self._labels, reason)
+        self._corrupted = Counter(
+            "vllm:corrupted_requests", "Requests whose logits were not finite.", LABELS, registry=self.registry
+        ).labels(*self._labels)
+        self._rejections = Counter(
+            "vllm:admission_rejections", "Requests that found the queue full.", ("model_name", "reason"),
+            registry=self.registry,
+        )  # fmt: skip
+        for reason in REJECTION_REASONS:
+            self._rejections.labels(self._labels[0], reason)
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_BUCKETS
         )
         self._between_tokens = self._histogram(
             "inter_token_latency_seconds", "Between consecutive outputs of streamed requests.", _TOKEN_BUCKETS
+        )
+        self._between_tokens_old = self._histogram(
+            "time_per_output_token_seconds", "inter_token_latency_seconds under its old name.", _TOKEN_BUCKETS
         )
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean of one request, after its first token.", _TOKEN_BUCKETS
@@ -166,6 +178,9 @@ class ServerMetrics:
             "request_max_num_generation_tokens", "Tokens of the longest completion of a request.", counts
         )
         self._params_max_tokens = self._histogram("request_params_max_tokens", "max_tokens as asked for.", counts)
+        self._prefill_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that were not cached.", counts
+        )
         self._params_n = self._histogram("request_params_n", "n as asked for.", (1, 2, 5, 10, 20))
         self._preemptions = self._histogram(
             "request_num_preemptions", "Preemptions of a request.", (0, 1, 2, 3, 4, 5, 10, 20)
@@ -180,25 +195,9 @@ class ServerMetrics:
             "num_gpu_blocks_override",
             "swap_space",
         )
-        info = Gauge("vllm:cache_config_info", "The cache's options.", (*names, "engine"), registry=self._registry)
+        info = Gauge("vllm:cache_config_info", "The cache's options.", (*names, "engine"), registry=self.registry)
         info.labels(*(str(getattr(config, name)) for name in names), ENGINE_LABEL).set(1)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float | int, ...]) -> Histogram:
-        family = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self._registry)
+        family = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)
         return family.labels(*self._labels)
-
-
-class _EngineStatistics(Collector):
-    """Reads the engine's statistics at each scrape; their names are the metrics' without the prefix."""
-
-    def __init__(self, engine: AsyncEngine, labels: tuple[str, str]):
-        self._engine = engine
-        self._labels = labels
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one family a statistic."""
-        for name, value in self._engine.stats().items():
-            kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
-            family = kind(f"vllm:{name}", f"The engine's {name.replace('_', ' ')}.", labels=LABELS)
-            family.add_metric(self._labels, value)
-            yield family

@@ -11,7 +11,7 @@ from typing import Any
 
 from pagedjax.errors import InvalidRequestError
 from servers import checks
-from servers.checks import Check, only
+from servers.checks import Check, Only, only
 
 _MISSING = object()
 
@@ -23,6 +23,11 @@ class Field:
     name: str
     check: Check
     default: Any = _MISSING
+
+    @property
+    def is_neutral_only(self) -> bool:
+        """Whether only values that change nothing are taken: what it means is not built."""
+        return isinstance(self.check, Only)
 
 
 # Fields that go to SamplingParams under their own names.
@@ -56,8 +61,17 @@ _SHARED = (
     Field("stream_options", checks.json_object, None),
     Field("priority", checks.integer, 0),
     Field("cache_salt", checks.nonempty_text, None),
+    Field("request_id", checks.nonempty_text, None),
+    Field("add_special_tokens", checks.boolean, None),
+    Field("truncate_prompt_tokens", checks.integer, None),
+    Field("truncation_side", checks.one_of("left", "right"), "left"),
+    Field("echo", checks.boolean, False),
+    Field("return_token_ids", checks.boolean, False),
+    Field("return_tokens_as_token_ids", checks.boolean, False),
     Field("user", checks.ignored, None),
     Field("metadata", checks.ignored, None),
+    Field("response_format", checks.json_object, None),
+    Field("structured_outputs", checks.json_object, None),
     *SAMPLING,
 )
 
@@ -68,8 +82,11 @@ _CHAT_ONLY = (
     Field("top_logprobs", checks.integer, None),
     Field("add_generation_prompt", checks.boolean, None),
     Field("continue_final_message", checks.boolean, False),
-    Field("add_special_tokens", checks.boolean, False),
     Field("chat_template_kwargs", checks.json_object, None),
+    Field("tools", checks.json_array, None),
+    Field("tool_choice", checks.anything, None),  # servers.tools checks it
+    Field("parallel_tool_calls", checks.boolean, None),
+    Field("chat_template", checks.nonempty_text, None),
     Field("safety_identifier", checks.ignored, None),
     Field("prompt_cache_key", checks.ignored, None),
 )
@@ -77,22 +94,19 @@ _CHAT_ONLY = (
 _COMPLETION_ONLY = (
     Field("prompt", checks.anything),  # servers.prompts checks it
     Field("logprobs", checks.integer, None),
-    Field("echo", checks.boolean, False),
-    Field("add_special_tokens", checks.boolean, True),
 )
 
 # Known to OpenAI's or vLLM's clients but not built: accepted only with a value that changes nothing.
 _UNSUPPORTED = (
     Field("use_beam_search", only(False), None),
     Field("length_penalty", only(1, 1.0), None),
-    Field("truncate_prompt_tokens", only(), None),
-    Field("response_format", only({"type": "text"}), None),
-    Field("structured_outputs", only(), None),
     Field("logits_processors", only(), None),
-    Field("return_token_ids", only(False), None),
-    Field("return_tokens_as_token_ids", only(False), None),
     Field("logprob_token_ids", only(), None),
-    Field("request_id", only(), None),
+    Field("prompt_logprob_token_ids", only(), None),
+    Field("prompt_logprob_start", only(0), None),
+    Field("return_token_offsets", only(False), None),
+    Field("return_prompt_text", only(False), None),
+    Field("session_id", only(), None),
     Field("kv_transfer_params", only(), None),
     Field("repetition_detection", only(), None),
     Field("thinking_token_budget", only(), None),
@@ -101,9 +115,6 @@ _UNSUPPORTED = (
 )
 
 _UNSUPPORTED_IN_CHAT = (
-    Field("tools", only([]), None),
-    Field("tool_choice", only("none", "auto"), None),
-    Field("parallel_tool_calls", only(True, False), None),
     Field("functions", only([]), None),
     Field("function_call", only("none", "auto"), None),
     Field("modalities", only(["text"]), None),
@@ -114,10 +125,10 @@ _UNSUPPORTED_IN_CHAT = (
     Field("service_tier", only("auto", "default"), None),
     Field("store", only(False), None),
     Field("web_search_options", only(), None),
-    Field("chat_template", only(), None),
     Field("documents", only([]), None),
-    Field("echo", only(False), None),
     Field("mm_processor_kwargs", only(), None),
+    Field("media_io_kwargs", only(), None),
+    Field("include_reasoning", only(True), None),
 )
 
 _UNSUPPORTED_IN_COMPLETIONS = (
@@ -133,6 +144,61 @@ def _table(*groups: tuple[Field, ...]) -> dict[str, Field]:
 
 CHAT = _table(_SHARED, _CHAT_ONLY, _UNSUPPORTED, _UNSUPPORTED_IN_CHAT)
 COMPLETION = _table(_SHARED, _COMPLETION_ONLY, _UNSUPPORTED, _UNSUPPORTED_IN_COMPLETIONS)
+RESPONSES = _table(
+    (
+        Field("model", checks.text, None),
+        Field("input", checks.anything),  # servers.response_input checks it
+        Field("instructions", checks.text, None),
+        Field("max_output_tokens", checks.positive_integer, None),
+        Field("top_logprobs", checks.integer, None),
+        Field("include", checks.some_of("message.output_text.logprobs"), None),
+        Field("stream", checks.boolean, False),
+        Field("stream_options", checks.json_object, None),
+        Field("priority", checks.integer, 0),
+        Field("cache_salt", checks.nonempty_text, None),
+        Field("request_id", checks.nonempty_text, None),
+        Field("chat_template_kwargs", checks.json_object, None),
+        Field("metadata", checks.json_object, {}),
+        Field("user", checks.text, None),
+        Field("safety_identifier", checks.ignored, None),
+        Field("prompt_cache_key", checks.ignored, None),
+    ),
+    SAMPLING,
+    (
+        Field("n", only(1), None),
+        Field("prompt_logprobs", only(), None),
+        Field("background", only(False), False),
+        Field("conversation", only(), None),
+        Field("max_tool_calls", only(), None),
+        Field("parallel_tool_calls", checks.boolean, True),
+        Field("previous_response_id", only(), None),
+        Field("prompt", only(), None),
+        Field("reasoning", only({}), None),
+        Field("service_tier", only("auto", "default"), None),
+        Field("store", only(False), False),
+        Field("text", checks.json_object, {"format": {"type": "text"}}),
+        Field("tools", checks.json_array, []),
+        Field("tool_choice", checks.anything, "auto"),
+        Field("truncation", only("disabled"), "disabled"),
+    ),
+)
+TOKENIZE = _table(
+    (
+        Field("model", checks.text, None),
+        Field("prompt", checks.text, None),
+        Field("messages", checks.anything, None),
+        Field("add_special_tokens", checks.boolean, None),
+        Field("return_token_strs", checks.boolean, False),
+        Field("add_generation_prompt", checks.boolean, None),
+        Field("continue_final_message", checks.boolean, False),
+        Field("chat_template_kwargs", checks.json_object, None),
+        Field("chat_template", checks.nonempty_text, None),
+        Field("tools", checks.json_array, None),
+        Field("mm_processor_kwargs", only(), None),
+    )
+)
+DETOKENIZE = _table((Field("model", checks.text, None), Field("tokens", checks.token_ids)))
+ABORT = _table((Field("request_id", checks.text_or_texts, None), Field("all", checks.boolean, False)))
 
 
 def parse(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
@@ -149,23 +215,36 @@ def parse(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]
     return {name: _value(field, body.get(name)) for name, field in table.items()}
 
 
-def parse_stream_options(fields: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return include_usage and continuous_usage_stats."""
+@dataclass(frozen=True)
+class StreamOptions:
+    """The field stream_options: usage in a last chunk, and in every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+def parse_stream_options(fields: Mapping[str, Any]) -> StreamOptions:
+    """Return the checked stream_options.
+
+    Raises:
+      InvalidRequestError: an option is unknown or of the wrong type, or the call does not stream.
+    """
     options = fields["stream_options"]
     if options is None:
-        return False, False
+        return StreamOptions()
     if not fields["stream"]:
         raise InvalidRequestError(
             "stream_options needs stream: true; set it or leave the options out", param="stream_options"
         )
-    known = {"include_usage": False, "continuous_usage_stats": False}
+    known = {"include_usage": False, "continuous_usage_stats": False, "include_obfuscation": False}
     for name, value in options.items():
         if name not in known:
             advice = _advice(name, known)
             raise InvalidRequestError(f"{name[:64]!r} is no field of stream_options; {advice}", param="stream_options")
         if value is not None:
-            known[name] = checks.boolean(f"stream_options.{name}", value)
-    return known["include_usage"], known["include_usage"] and known["continuous_usage_stats"]
+            check = only(False) if name == "include_obfuscation" else checks.boolean
+            known[name] = check(f"stream_options.{name}", value)
+    return StreamOptions(known["include_usage"], known["include_usage"] and known["continuous_usage_stats"])
 
 
 def _value(field: Field, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the handlers of one application share. Created with the application, never changed."""
+"""What the handlers of one application share. Created with the application; which objects it holds never changes."""
 
 import time
 from dataclasses import dataclass, field
@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from pagedjax import AsyncEngine
+from servers.access import Access
 from servers.config import ServerConfig
 from servers.errors import ApiError
 from servers.metrics import ServerMetrics
+from servers.open_requests import OpenRequests
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,20 @@ class ServerState:
     engine: AsyncEngine
     metrics: ServerMetrics
     config: ServerConfig
+    access: Access
+    open_requests: OpenRequests
     started: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, engine: AsyncEngine, config: ServerConfig) -> "ServerState":
+        """Make everything that a server of `engine` needs."""
+        metrics = ServerMetrics(engine)
+        open_requests = OpenRequests(
+            max_sequences=engine.config.max_num_seqs + config.max_num_queued_reqs,
+            max_prompt_tokens=config.max_num_queued_tokens,
+            on_rejection=metrics.count_rejection,
+        )
+        return cls(engine, metrics, config, Access(config), open_requests)
 
     @property
     def model_name(self) -> str:

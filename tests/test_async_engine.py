@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import weakref
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from pagedjax.async_engine import AsyncEngine
 from pagedjax.errors import EngineDeadError, InvalidRequestError
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
+from pagedjax.structured_outputs import StructuredOutputsParams
 from tests.servers.fakes import FakeEngine
 
 DELTA = RequestOutputKind.DELTA
@@ -286,3 +288,53 @@ def test_dropping_the_engine_stops_its_thread_and_frees_it():
     gc.collect()
     assert gone() is None
     assert fake.was_shut_down
+
+
+async def test_a_grammar_is_compiled_in_a_thread_of_its_own_before_the_engine_hears_of_the_request(engine, fake):
+    form = StructuredOutputsParams(regex="a+")
+    stream = engine.generate("abc", SamplingParams(max_tokens=2, structured_outputs=form), "r")
+    assert fake.added == []
+    await drain(stream)
+    ((prepared, thread),) = fake.prepared
+    assert prepared == form
+    assert thread.startswith("pagedjax-grammar")
+    assert len(fake.added) == 1
+    fake.prepare = None  # the second time it is known, and waits for nobody's grammar
+    await drain(engine.generate("abc", SamplingParams(max_tokens=2, structured_outputs=form), "again"))
+    assert len(fake.added) == 2
+
+
+async def test_a_grammar_that_is_refused_never_reaches_the_engine(engine, fake):
+    bad = SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))
+    with pytest.raises(InvalidRequestError, match="regex cannot be used"):
+        await engine.generate("abc", bad, "r")
+    assert fake.added == []
+    await drain(engine.generate("abc", SamplingParams(max_tokens=1), "r"))  # its id is free again
+
+
+async def test_a_request_whose_consumer_leaves_while_its_grammar_compiles_never_starts(engine, fake):
+    compiles = threading.Event()
+    fake.prepare = lambda sampling_params: compiles.wait(10)
+    form = SamplingParams(max_tokens=1, structured_outputs=StructuredOutputsParams(regex="a"))
+    await engine.generate("abc", form, "r").aclose()
+    compiles.set()
+    while True:  # until the id is free again
+        try:
+            await drain(engine.generate("abc", SamplingParams(max_tokens=1), "r"))
+            break
+        except InvalidRequestError:
+            await asyncio.sleep(0)
+    assert [request_id for request_id, *_ in fake.added] == ["r"]
+
+
+async def test_a_shutdown_while_a_grammar_compiles_fails_the_request(fake):
+    engine, compiles = AsyncEngine(fake), threading.Event()
+    fake.prepare = lambda sampling_params: compiles.wait(10)
+    form = SamplingParams(max_tokens=1, structured_outputs=StructuredOutputsParams(regex="a"))
+    streams = [engine.generate("abc", form, f"r{i}") for i in range(5)]  # more than there are threads
+    await engine.shutdown()
+    compiles.set()
+    for stream in streams:
+        with pytest.raises(EngineDeadError):
+            await drain(stream)
+    assert fake.added == []

@@ -9,8 +9,9 @@ import pagedjax
 
 NAMES = {
     "LLM", "LLMEngine", "StepOutput", "AsyncEngine", "EngineConfig", "SamplingParams", "RequestOutputKind",
+    "StructuredOutputsParams", "ReasoningTokens",
     "RequestOutput", "CompletionOutput", "Logprob", "RequestMetrics", "PagedJaxError", "ConfigError",
-    "CheckpointError", "InvalidRequestError", "EngineDeadError",
+    "CheckpointError", "InvalidRequestError", "EngineDeadError", "EngineView", "RequestView",
 }  # fmt: skip
 
 

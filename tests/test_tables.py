@@ -3,11 +3,28 @@
 import re
 
 from pagedjax.models import MODEL_CLASSES
-from pagedjax.tables import FAMILIES, ROOT, flags_page, models_table, with_models_table
+from pagedjax.tables import (
+    FAMILIES,
+    FIELD_TABLES,
+    ROOT,
+    flags_page,
+    http_page,
+    models_table,
+    with_models_table,
+)
+from servers.app import ROUTES
 
 
 def test_the_page_of_flags_is_current():
     assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == flags_page()
+
+
+def test_the_page_of_the_http_interface_is_current():
+    assert (ROOT / "docs" / "http.md").read_text(encoding="utf-8") == http_page()
+
+
+def test_every_endpoint_with_a_table_of_fields_is_served():
+    assert FIELD_TABLES.keys() <= {route.path for route in ROUTES}
 
 
 def test_the_readme_lists_the_supported_models():

@@ -4,19 +4,29 @@ What crosses between the two is plain picklable data, so that the engine may mov
 """
 
 import asyncio
+import concurrent.futures
+import functools
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread
+import jax
+
+from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread, Inspect
 from pagedjax.async_engine.mailboxes import Mailbox, Mailboxes
+from pagedjax.engine_view import EngineView
 from pagedjax.errors import EngineDeadError, InvalidRequestError
+from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
+from pagedjax.text.template_worker import TemplateWorker
 
+INSPECTION_SECONDS = 5.0
 TEXT_THREADS = 2  # tokenize and render chats while the engine thread computes
+GRAMMAR_THREADS = 4  # apart from those: each waits for a process that compiles, which may take seconds
 
 
 class AsyncEngine:
@@ -28,8 +38,12 @@ class AsyncEngine:
         self.default_sampling_params = dict(engine.default_sampling_params)
         self._tokenizer = engine.tokenizer
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="pagedjax-text")
+        self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="pagedjax-grammar")
+        self._template_worker: TemplateWorker | None = None
         self._mailboxes = Mailboxes()
-        self._thread = EngineThread(engine, self._mailboxes)
+        self._inspections: dict[int, concurrent.futures.Future[EngineView]] = {}
+        self._inspection_numbers = itertools.count()
+        self._thread = EngineThread(engine, self._mailboxes, functools.partial(_answer, self._inspections))
         self._stop = weakref.finalize(self, self._thread.stop)  # also runs when the interpreter exits
 
     def generate(
@@ -51,7 +65,11 @@ class AsyncEngine:
         is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
         mailbox = self._mailboxes.open(request_id, is_delta=is_delta)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        self._thread.inbox.put(Add(request_id, prompt, sampling_params, priority, cache_salt, arrival_time))
+        add = Add(request_id, prompt, sampling_params, priority, cache_salt, arrival_time)
+        if self._thread.is_prepared(sampling_params):
+            self._thread.inbox.put(add)
+        else:
+            self._prepare_and_put(add, mailbox)
         return RequestStream(request_id, mailbox, self)
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
@@ -67,13 +85,31 @@ class AsyncEngine:
         return await self._in_text_thread(self._need_tokenizer().encode, text, add_special_tokens)
 
     async def render_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
-        """Turn messages into prompt text by the chat template, outside the event loop."""
+        """Turn messages into prompt text by the chat template, outside the event loop.
+
+        A `chat_template` of the request's own is rendered in a process that can be killed.
+        """
         tokenizer = self._need_tokenizer()
-        return await self._in_text_thread(lambda: tokenizer.render_chat(messages, **kwargs))
+        render = tokenizer.render_chat
+        if kwargs.get("chat_template") is not None:
+            if self._template_worker is None:
+                self._template_worker = TemplateWorker(tokenizer.hf, max_chars=self.max_prompt_chars)
+            render = self._template_worker.render
+        return await self._in_text_thread(lambda: render(messages, **kwargs))
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Turn token ids into text."""
         return self._need_tokenizer().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def decode_async(self, token_ids: list[int]) -> str:
+        """Do what `decode` does for any number of ids, special ones shown, outside the event loop."""
+        decode = self._need_tokenizer().decode
+        return await self._in_text_thread(lambda: decode(token_ids, skip_special_tokens=False))
+
+    async def decode_each(self, token_ids: list[int]) -> list[str]:
+        """Turn each id into a text of its own, outside the event loop."""
+        decode = self._need_tokenizer().decode
+        return await self._in_text_thread(lambda: [decode([one], skip_special_tokens=False) for one in token_ids])
 
     @property
     def max_prompt_chars(self) -> int:
@@ -85,9 +121,47 @@ class AsyncEngine:
         """Return the newest statistics: at most STATS_INTERVAL old under load, exact when idle."""
         return self._thread.stats
 
+    def histograms(self) -> dict[str, Histogram]:
+        """Return the engine's distributions, as old as `stats`."""
+        return self._thread.histograms
+
     def add_observer(self, observer: Callable[[RequestOutput], None]) -> None:
         """Call `observer` with every output before its request's consumer sees it, even if that one has left."""
         self._mailboxes.observers.append(observer)
+
+    async def inspect(self) -> EngineView:
+        """Look into the engine between two steps.
+
+        Raises:
+          EngineDeadError: it has stopped.
+          TimeoutError: its step takes longer than INSPECTION_SECONDS.
+        """
+        if self.dead_error is not None:
+            raise self.dead_error
+        number = next(self._inspection_numbers)
+        future = self._inspections[number] = concurrent.futures.Future()
+        self._thread.inbox.put(Inspect(number))
+        try:
+            async with asyncio.timeout(INSPECTION_SECONDS):
+                return await asyncio.wrap_future(future)
+        finally:
+            self._inspections.pop(number, None)
+
+    async def start_profile(self, directory: str) -> None:
+        """Begin to trace this process and its device; the trace goes to `directory`.
+
+        Raises:
+          InvalidRequestError: a trace is under way.
+        """
+        await self._profile(jax.profiler.start_trace, directory)
+
+    async def stop_profile(self) -> None:
+        """End the trace and write it.
+
+        Raises:
+          InvalidRequestError: none is under way.
+        """
+        await self._profile(jax.profiler.stop_trace)
 
     @property
     def is_alive(self) -> bool:
@@ -95,15 +169,39 @@ class AsyncEngine:
         return self.dead_error is None
 
     @property
+    def step_seconds(self) -> float:
+        """How long the engine thread has been at its current step; 0 while it has nothing to do."""
+        began = self._thread.step_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    @property
     def dead_error(self) -> EngineDeadError | None:
         """Why the engine no longer answers; None while it does."""
         reason = self._mailboxes.dead_reason
         return None if reason is None else EngineDeadError(reason)
 
+    def _prepare_and_put(self, add: Add, mailbox: Mailbox) -> None:
+        """Have the grammar compiled, then start the request, unless it was refused or its consumer has left."""
+
+        def go_on(prepared: "asyncio.Future[None]") -> None:
+            error = None if prepared.cancelled() else prepared.exception()
+            if prepared.cancelled() or mailbox.is_over:  # nobody waits: shut down, or left
+                self._mailboxes.forget(add.request_id, mailbox)
+            elif isinstance(error, Exception):
+                self._mailboxes.deliver([(add.request_id, error)])
+            else:
+                self._thread.inbox.put(add)
+
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._grammar_threads, self._thread.prepare, add.sampling_params).add_done_callback(go_on)
+
     async def shutdown(self) -> None:
         """Stop the thread after its current step and fail what still waits; harmless when repeated."""
         await asyncio.to_thread(self._stop)
+        if self._template_worker is not None:
+            await asyncio.to_thread(self._template_worker.close)
         self._text_threads.shutdown(wait=False)
+        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
 
     async def wait_stopped(self) -> None:
         """Return when the engine thread has ended, whether it was shut down or died."""
@@ -114,8 +212,21 @@ class AsyncEngine:
             raise InvalidRequestError("this engine has no tokenizer; send token ids", param="prompt")
         return self._tokenizer
 
+    async def _profile(self, function: Callable[..., None], *args: Any) -> None:
+        try:
+            await asyncio.to_thread(function, *args)
+        except RuntimeError as error:
+            raise InvalidRequestError(f"the profiler refuses: {error}") from None
+
     async def _in_text_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, function, *args)
+
+
+def _answer(inspections: dict[int, "concurrent.futures.Future[EngineView]"], number: int, view: EngineView) -> None:
+    """Called in the engine thread; whoever asked may have gone."""
+    future = inspections.get(number)
+    if future is not None and future.set_running_or_notify_cancel():
+        future.set_result(view)
 
 
 class RequestStream:

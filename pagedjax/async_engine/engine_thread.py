@@ -7,13 +7,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
 from pagedjax.config import EngineConfig
+from pagedjax.engine_view import EngineView
 from pagedjax.errors import InvalidRequestError
+from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import SamplingParams
 
@@ -26,8 +28,9 @@ STATS_INTERVAL = 0.1  # seconds between snapshots of the statistics under load
 class Engine(Protocol):
     """What the thread needs of an engine; LLMEngine has it.
 
-    `add_request` raises InvalidRequestError at once. Every accepted request ends with exactly one finished
-    RequestOutput from a later `step`, an aborted one (finish_reason "abort") included.
+    `add_request` raises InvalidRequestError at once, and so does `prepare`, which any thread may call beforehand. Every
+    accepted request ends with exactly one finished RequestOutput from a later `step`, an aborted one (finish_reason
+    "abort") included.
     """
 
     config: EngineConfig
@@ -46,6 +49,10 @@ class Engine(Protocol):
         arrival_time: float | None = None,
     ) -> Any: ...
 
+    def is_prepared(self, sampling_params: SamplingParams) -> bool: ...
+
+    def prepare(self, sampling_params: SamplingParams) -> None: ...
+
     def step(self) -> Iterable[RequestOutput]: ...
 
     def abort(self, request_ids: Sequence[str]) -> Any: ...
@@ -53,6 +60,10 @@ class Engine(Protocol):
     def has_unfinished_requests(self) -> bool: ...
 
     def stats(self) -> dict[str, float]: ...
+
+    def histograms(self) -> dict[str, Histogram]: ...
+
+    def inspect(self) -> EngineView: ...
 
     def shutdown(self) -> None: ...
 
@@ -76,17 +87,38 @@ class Abort:
     request_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Inspect:
+    """Message: look into the engine; the answer goes to `answer_inspection` with the number."""
+
+    number: int
+
+
+type Message = Add | Abort | Inspect
+
+
 class EngineThread:
     """Calls step() while there is work and sleeps on the inbox when there is none."""
 
-    def __init__(self, engine: Engine, mailboxes: Mailboxes):
-        self.inbox: queue.SimpleQueue[Add | Abort | None] = queue.SimpleQueue()  # None: stop
+    def __init__(self, engine: Engine, mailboxes: Mailboxes, answer_inspection: Callable[[int, EngineView], None]):
+        self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: stop
+        self._answer_inspection = answer_inspection
         self.stats = engine.stats()
+        self.histograms = engine.histograms()
+        self.step_began: float | None = None  # on time.monotonic(); None between steps
         self._engine = engine
         self._mailboxes = mailboxes
         self._stats_time = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="pagedjax-engine", daemon=True)
         self._thread.start()
+
+    def is_prepared(self, sampling_params: SamplingParams) -> bool:
+        """Whether the engine could add a request with these parameters at once."""
+        return self._engine.is_prepared(sampling_params)
+
+    def prepare(self, sampling_params: SamplingParams) -> None:
+        """Do in the caller's thread what adding a request with these parameters would have to wait for."""
+        self._engine.prepare(sampling_params)
 
     def stop(self) -> None:
         """End the thread after its current step and wait for that."""
@@ -116,7 +148,10 @@ class EngineThread:
         while self._read_inbox(wait=not has_work):
             has_work = self._engine.has_unfinished_requests()
             if has_work:
-                self._publish(list(self._engine.step()))
+                self.step_began = time.monotonic()
+                outputs = list(self._engine.step())
+                self.step_began = None
+                self._publish(outputs)
 
     def _read_inbox(self, *, wait: bool) -> bool:
         """Act on all messages there are, waiting for the first if asked to; return False to stop."""
@@ -129,12 +164,14 @@ class EngineThread:
                 return False
         return True
 
-    def _act(self, message: Add | Abort | None) -> bool:
+    def _act(self, message: Message | None) -> bool:
         match message:
             case None:
                 return False
             case Abort():
                 self._engine.abort(message.request_ids)
+            case Inspect():
+                self._answer_inspection(message.number, self._engine.inspect())
             case Add():
                 self._add(message)
         return True
@@ -170,4 +207,5 @@ class EngineThread:
 
     def _snapshot_stats(self) -> None:
         self.stats = self._engine.stats()
+        self.histograms = self._engine.histograms()
         self._stats_time = time.monotonic()

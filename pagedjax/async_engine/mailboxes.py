@@ -27,9 +27,14 @@ class Mailbox:
         self._is_delta = is_delta
         self._outputs: list[RequestOutput] = []
         self._is_accepted = False
-        self._is_over = False  # nothing more will come, or nobody listens
+        self._is_over = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come, or nobody listens."""
+        return self._is_over
 
     def put(self, event: Event) -> None:
         """Take in an event and wake the consumer."""
@@ -105,6 +110,11 @@ class Mailboxes:
                 )
             self._by_id[request_id] = mailbox
         return mailbox
+
+    def forget(self, request_id: str, mailbox: Mailbox) -> None:
+        """Drop the mailbox of a request that will not reach the engine."""
+        if self._by_id.get(request_id) is mailbox:
+            del self._by_id[request_id]
 
     def deliver(self, events: Iterable[tuple[str, Event]]) -> list[str]:
         """Hand events over with one call for each event loop; return the requests whose loop has closed."""

@@ -61,9 +61,9 @@ class Ledger:
         """Requests of max_model_len tokens that fit at once."""
         return (self.num_blocks - 1) / -(-self.max_model_len // self.block_size)
 
-    def lines(self) -> list[str]:
-        """The table printed at start, with the two lines operators look for."""
-        rows = [
+    def rows(self) -> list[tuple[str, int]]:
+        """What takes how many bytes; the first row is the whole."""
+        return [
             ("memory the engine may use", self.budget),
             ("weights", self.weights),
             ("request state", self.request_state),
@@ -72,7 +72,10 @@ class Ledger:
             ("other arrays in this process", self.foreign),
             (f"KV cache, {self.num_blocks} blocks of {self.block} bytes", self.num_blocks * self.block),
         ]
-        table = [f"  {name:<48} {size / GIB:9.3f} GiB" for name, size in rows]
+
+    def lines(self) -> list[str]:
+        """The table printed at start, with the two lines operators look for."""
+        table = [f"  {name:<48} {size / GIB:9.3f} GiB" for name, size in self.rows()]
         return [
             f"Memory on {self.device}:",
             *table,

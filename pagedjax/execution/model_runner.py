@@ -25,10 +25,11 @@ from pagedjax.execution.request_state import (
     empty_rows,
     neutral_sampler_row,
     neutral_sampler_rows,
+    write_masks,
     write_rows,
     write_sampler_row,
 )
-from pagedjax.execution.row_input import needs_wide_row, pack_rows, sampling_variant, wide_row
+from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
 from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.scheduling.request import Request
@@ -50,13 +51,26 @@ class PromptScore:
 
 @dataclass(frozen=True)
 class InFlightStep:
-    """A dispatched step: who is in it, and the device arrays to read."""
+    """A dispatched step: who is in it, and the device arrays to read.
+
+    A step with a row under a grammar is dispatched in two parts: `ModelRunner.sample` brings the second.
+    """
 
     output: SchedulerOutput
     sampling: list[ScheduledRequest]  # in the order of the result's rows
     result: jax.Array | None  # [B, RESULT_COLUMNS], None when no row samples
     logprobs: TokenLogprobs | None
     scores: list[PromptScore]
+    last_hidden: jax.Array | None = None  # [max_num_seqs, D] while sampling waits for the rows' masks
+
+    @property
+    def awaits_masks(self) -> bool:
+        return self.last_hidden is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the device has computed it; of a step that samples nothing this cannot be told, and is False."""
+        return self.result is not None and self.result.is_ready()  # pyright: ignore[reportAttributeAccessIssue]  untyped
 
 
 @dataclass(frozen=True)
@@ -141,15 +155,29 @@ class ModelRunner:
         scored = [item for item in batch if item.request.sampling_params.prompt_logprobs is not None]
         is_plain = is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored
         if is_plain and self.buckets.is_fused:
-            result, logprobs, scores = self._decode(batch, variant, began), None, []
+            step = InFlightStep(output, sampling, self._decode(batch, variant, began), None, [])
         else:
-            result, logprobs, scores = self._forward_and_sample(batch, sampling, variant, with_logprobs, began)
-        for array in (result, *jax.tree.leaves(logprobs)):
-            if array is not None:
-                array.copy_to_host_async()
+            last_hidden, scores = self._forward(batch, began)
+            step = InFlightStep(output, sampling, None, None, scores, last_hidden if sampling else None)
+            if sampling and not (variant in WIDE_VARIANTS and any(map(_is_under_grammar, sampling))):
+                step = self._sample(step, variant)
+        _start_copies(step)
         self.times.num_steps += 1
         self.num_compilations_after_ready += self._compilations.count - num_compilations
-        return InFlightStep(output, sampling, result, logprobs, scores)
+        return step
+
+    def sample(self, step: InFlightStep, items: Sequence[ScheduledRequest], masks: np.ndarray) -> InFlightStep:
+        """Start the second part of a step that awaits masks: `items[i]` may sample the tokens of `masks[i]`.
+
+        `masks` is [n, ceil(V / 32)] uint32. Nothing may be dispatched between the two parts.
+        """
+        num_compilations = self._compilations.count
+        for start in range(0, len(items), ROW_WRITER_BUCKETS[-1]):
+            self._write_masks(items[start : start + ROW_WRITER_BUCKETS[-1]], masks[start:])
+        step = self._sample(step, sampling_variant(item.request.sampling_params for item in step.sampling))
+        _start_copies(step)
+        self.num_compilations_after_ready += self._compilations.count - num_compilations
+        return step
 
     def read(self, step: InFlightStep) -> StepResult:
         """Wait for a step's arrays and hand them over by request."""
@@ -191,6 +219,10 @@ class ModelRunner:
         for bucket in ROW_WRITER_BUCKETS:
             packed = pack_rows([], bucket, max_blocks=self._max_blocks, max_num_seqs=no_rows)
             self._rows = self._executables[f"write rows {bucket}"](self._rows, packed)
+            masks = np.zeros((bucket, self._wide.allowed_mask.shape[1]), np.uint32)
+            self._wide = self._executables[f"write masks {bucket}"](
+                self._wide, np.full(bucket, no_rows, np.int32), masks
+            )
         self._write_wide(no_rows, self._neutral)
         jax.block_until_ready((self._kv_cache, self._rows, self._wide))
 
@@ -218,10 +250,7 @@ class ModelRunner:
         self.times.dispatch += time.perf_counter() - dispatched
         return result
 
-    def _forward_and_sample(
-        self, batch: list[ScheduledRequest], sampling: list[ScheduledRequest], variant: str, with_logprobs: bool,
-        began: float,
-    ) -> tuple[jax.Array | None, TokenLogprobs | None, list[PromptScore]]:  # fmt: skip
+    def _forward(self, batch: list[ScheduledRequest], began: float) -> tuple[jax.Array, list[PromptScore]]:
         shape = self.buckets.forward_shape(sum(item.num_scheduled_tokens for item in batch))
         if is_decode_batch(batch) and not self.buckets.is_fused:
             shape = self.buckets.decode_shape(len(batch))
@@ -230,23 +259,32 @@ class ModelRunner:
         dispatched = self._note_packed(began)
         self._kv_cache, self._rows, hidden, last_hidden = forward(self._leaves, self._kv_cache, self._rows, packed)
         scores = list(self._score(batch, hidden))
-        result = logprobs = None
-        if sampling:
-            result, logprobs = self._sample(sampling, last_hidden, variant, with_logprobs)
         self.times.dispatch += time.perf_counter() - dispatched
-        return result, logprobs, scores
+        return last_hidden, scores
 
-    def _sample(
-        self, sampling: list[ScheduledRequest], last_hidden: jax.Array, variant: str, with_logprobs: bool
-    ) -> tuple[jax.Array, TokenLogprobs | None]:
+    def _sample(self, step: InFlightStep, variant: str) -> InFlightStep:
+        began, sampling, last_hidden = time.perf_counter(), step.sampling, step.last_hidden
+        assert last_hidden is not None, "a step samples once"
         bucket = bucket_for(len(sampling), self.buckets.sample)
         rows = np.full(bucket, self._config.max_num_seqs, np.int32)
         rows[: len(sampling)] = [item.row for item in sampling]
         result = self._run_sample(variant, last_hidden, rows)
         logprobs = None
-        if with_logprobs:
+        if any(item.request.sampling_params.logprobs is not None for item in sampling):
             logprobs = self._executables[f"logprobs {bucket}"](self._leaves, last_hidden, result)
-        return result, logprobs
+        self.times.dispatch += time.perf_counter() - began
+        return replace(step, result=result, logprobs=logprobs, last_hidden=None)
+
+    def _write_masks(self, items: Sequence[ScheduledRequest], masks: np.ndarray) -> None:
+        began, bucket = time.perf_counter(), bucket_for(len(items), ROW_WRITER_BUCKETS)
+        rows = np.full(bucket, self._config.max_num_seqs, np.int32)
+        padded = np.zeros((bucket, masks.shape[1]), np.uint32)
+        for i, (item, mask) in enumerate(zip(items, masks, strict=False)):
+            allowed = item.request.sampling_params.allowed_token_ids
+            rows[i], padded[i] = item.row, mask if allowed is None else mask & bit_mask(allowed, self._vocab_size)
+        dispatched = self._note_packed(began)
+        self._wide = self._executables[f"write masks {bucket}"](self._wide, rows, padded)
+        self.times.dispatch += time.perf_counter() - dispatched
 
     def _run_sample(self, variant: str, last_hidden: jax.Array, rows: np.ndarray) -> jax.Array:
         wide = self._wide if variant in WIDE_VARIANTS else None
@@ -364,6 +402,9 @@ class ModelRunner:
         for bucket in ROW_WRITER_BUCKETS:
             packed = _ints(bucket, NUM_FIXED + self._max_blocks)
             tasks.append(Task(f"write rows {bucket}", jit_with(write_rows, donate=(0,)), (rows, packed)))
+            masks = jax.ShapeDtypeStruct((bucket, wide.allowed_mask.shape[1]), jnp.uint32)
+            run = jit_with(write_masks, donate=(0,))
+            tasks.append(Task(f"write masks {bucket}", run, (wide, _ints(bucket), masks)))
         run = jit_with(write_sampler_row, donate=(0,))
         tasks.append(Task("write sampler row", run, (wide, _ints(), shapes_of(self._neutral))))
         return tasks
@@ -375,6 +416,16 @@ class ModelRunner:
 
     def _decode_shapes(self) -> list[StepShape]:
         return [self.buckets.decode_shape(bucket) for bucket in self.buckets.decode]
+
+
+def _is_under_grammar(item: ScheduledRequest) -> bool:
+    return item.request.sampling_params.structured_outputs is not None
+
+
+def _start_copies(step: InFlightStep) -> None:
+    for array in (step.result, *jax.tree.leaves(step.logprobs)):
+        if array is not None:
+            array.copy_to_host_async()
 
 
 def _forward_name(shape: StepShape) -> str:

@@ -5,7 +5,7 @@
 after that the device keeps them up to date itself. Knows nothing of the scheduler.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +107,11 @@ def write_rows(state: RowState, packed: Int[Array, "n C"]) -> RowState:
 def write_sampler_row(state: SamplerState, row: Int[Array, ""], values: SamplerState) -> SamplerState:
     """Overwrite one wide row with the single row of `values`."""
     return jax.tree.map(lambda field, value: field.at[row].set(value[0], mode="drop"), state, values)
+
+
+def write_masks(state: SamplerState, rows: Int[Array, " n"], masks: UInt32[Array, "n W"]) -> SamplerState:
+    """Overwrite the tokens that rows may sample (a row of R is a pad), before each step of a row under a grammar."""
+    return replace(state, allowed_mask=jnp.asarray(state.allowed_mask).at[rows].set(masks, mode="drop"))
 
 
 def gather_sampling_rows(state: RowState, rows: Int[Array, " B"], wide: SamplerState | None) -> SamplingRows:

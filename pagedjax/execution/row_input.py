@@ -31,13 +31,14 @@ def has_filters(params: SamplingParams) -> bool:
 
 
 def needs_wide_row(params: SamplingParams) -> bool:
-    """Whether a request uses penalties, biases, masks or bans."""
+    """Whether a request uses penalties, biases, masks or bans; a grammar's masks are written into the row."""
     return bool(
         params.has_penalties
         or params.logit_bias
         or params.allowed_token_ids is not None
         or params.bad_words
         or params.min_tokens
+        or params.structured_outputs is not None
     )
 
 
@@ -70,7 +71,7 @@ def wide_row(request: Request, vocab_size: int) -> SamplerState:
         wide.bias_ids[0, : len(params.logit_bias)] = list(params.logit_bias)
         wide.bias_values[0, : len(params.logit_bias)] = list(params.logit_bias.values())
     if params.allowed_token_ids is not None:
-        wide.allowed_mask[0] = _bit_mask(params.allowed_token_ids, vocab_size)
+        wide.allowed_mask[0] = bit_mask(params.allowed_token_ids, vocab_size)
     if params.min_tokens:
         stop_ids = sorted(request.ending_token_ids)
         wide.stop_ids[0, : len(stop_ids)] = stop_ids
@@ -82,7 +83,8 @@ def wide_row(request: Request, vocab_size: int) -> SamplerState:
     return wide
 
 
-def _bit_mask(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
+def bit_mask(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
+    """[ceil(V / 32)] uint32: bit v % 32 of word v // 32 is set for each of `token_ids`."""
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     allowed[list(token_ids)] = 1
     return np.packbits(allowed, bitorder="little").view(np.uint32)

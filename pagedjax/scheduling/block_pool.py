@@ -33,6 +33,10 @@ class BlockPool:
     def num_used(self) -> int:
         return self.capacity - len(self._free)
 
+    def num_refs(self) -> list[int]:
+        """Return how many block tables each block is in, the null block first."""
+        return list(self._num_refs)
+
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """Return how many of these blocks are free, so that retaining them uses up free blocks."""
         return sum(not self._num_refs[block_id] for block_id in block_ids)

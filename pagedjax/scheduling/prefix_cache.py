@@ -40,6 +40,10 @@ class PrefixCache:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._digest_of
 
+    def block_ids(self) -> list[int]:
+        """Return the blocks that hold a prefix."""
+        return list(self._digest_of)
+
     def match(self, request: Request) -> list[int]:
         """Return the longest cached chain of full blocks that leaves at least one known token to compute."""
         if not self.enabled or request.skip_reading_prefix_cache:

@@ -177,7 +177,7 @@ def _validate_tool_call(call: Any, name: str) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # malformed, thousands of digits, or nested as deep
         raise _invalid(f"{name} holds arguments that are not JSON: {arguments!r:.80}") from error
     return {**call, "function": {**function, "arguments": arguments}}
 

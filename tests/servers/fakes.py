@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from pagedjax.config import EngineConfig
+from pagedjax.engine_view import EngineView, RequestView
 from pagedjax.errors import InvalidRequestError
+from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 from pagedjax.text.chat import validate_messages
@@ -70,6 +72,7 @@ class FakeEngine:
         self.gate.set()
         self.error = None
         self.aborted = []
+        self.prepared = []  # (structured_outputs, name of the thread)
         self._changed = threading.Condition()
         self.was_shut_down = False
         self.threads = set()
@@ -97,6 +100,16 @@ class FakeEngine:
         self.requests[request_id] = FakeRequest(request_id, text, ids, sampling_params, metrics)
         self.added.append((request_id, ids, sampling_params, priority, cache_salt))
         self._notify()
+
+    def is_prepared(self, sampling_params):
+        form = sampling_params.structured_outputs
+        return form is None or any(form == prepared for prepared, _ in self.prepared)
+
+    def prepare(self, sampling_params):
+        """Refuse the regex "("; whatever else is asked of the form of the output has no effect here."""
+        self.prepared.append((sampling_params.structured_outputs, threading.current_thread().name))
+        if sampling_params.structured_outputs.regex == "(":
+            raise InvalidRequestError("structured_outputs.regex cannot be used", param="structured_outputs")
 
     def step(self):
         self._note_thread()
@@ -131,8 +144,20 @@ class FakeEngine:
             "prefix_cache_queries": float(self.num_prompt_tokens),
             "prefix_cache_hits": 0.0,
             "prompt_tokens": float(self.num_prompt_tokens),
+            "prompt_tokens_cached": 0.0,
             "generation_tokens": float(self.num_generation_tokens),
         }
+
+    def histograms(self):
+        return {"iteration_tokens_total": Histogram((1, 8))}
+
+    def inspect(self):
+        requests = tuple(
+            RequestView(key, "running", len(one.prompt_token_ids), len(one.generated), 0, 9, 1, 0, 0)
+            for key, one in self.requests.items()
+        )
+        refs = (0, *(1 for _ in requests), 2, 0, 0)
+        return EngineView(requests, refs, (len(refs) - 2,), (("weights", 1 << 20), ("KV cache", 1 << 21)))
 
     def shutdown(self):
         self.was_shut_down = True

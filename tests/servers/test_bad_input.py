@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -55,6 +55,8 @@ FIELDS = [
     (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens", "at least 1"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": -5}, "max_tokens", "at least 1"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 10**300}, "max_tokens", "at most"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 10**400}, "max_tokens", "at most"),  # larger than every float
+    (COMPLETIONS, {"prompt": "a", "seed": -(10**4000)}, "seed", "at least"),
     (COMPLETIONS, {"prompt": "a", "min_tokens": 99}, "min_tokens", "above max_tokens 16"),
     (COMPLETIONS, {"prompt": "a", "repetition_penalty": 0}, "repetition_penalty", "above 0.0"),
     (COMPLETIONS, {"prompt": "a", "presence_penalty": 9}, "presence_penalty", "at most 2.0"),
@@ -63,6 +65,7 @@ FIELDS = [
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias", "at most 100"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"260": 1}}, "logit_bias", "0..259"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": [1]}, "logit_bias", "an object"),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(301)), 1)}, "logit_bias", "at most 300"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"9" * 30: 1}}, "logit_bias", "token id"),
     (COMPLETIONS, {"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids", "empty"),
     (COMPLETIONS, {"prompt": "a", "allowed_token_ids": [1, "2"]}, "allowed_token_ids", "list of token ids"),
@@ -116,9 +119,25 @@ FIELDS = [
     (CHAT, {"messages": [{"role": "user", "content": "a", "refusal": "no"}]}, "messages", "refusal"),
     (CHAT, {"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, "messages", "tool_calls"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 10**6}]}, "messages", "characters"),
-    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools", "not supported"),
-    (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not supported"),
-    (CHAT, {"messages": HI, "chat_template": "{{ 1 }}"}, "chat_template", "not supported"),
+    (CHAT, {"messages": HI, "chat_template": "{{ 1 }}"}, "chat_template", "--trust-request-chat-template"),
+    (TOKENIZE, {"messages": HI, "chat_template": "{{ 1 }}"}, "chat_template", "--trust-request-chat-template"),
+    (TOKENIZE, {"messages": HI, "prompt": "a"}, "prompt", "either prompt or messages"),
+    (TOKENIZE, {}, "prompt", "either prompt or messages"),
+    (TOKENIZE, {"prompt": "x" * 10**6}, "prompt", "characters"),
+    (TOKENIZE, {"prompt": ["a"]}, "prompt", "a string"),
+    ("/detokenize", {}, "tokens", "tokens is missing"),
+    ("/detokenize", {"tokens": ["a"]}, "tokens", "list of token ids"),
+    ("/detokenize", {"tokens": [-1]}, "tokens", "0..259"),
+    ("/detokenize", {"tokens": [10**30]}, "tokens", "0..259"),
+    ("/abort", {}, "request_id", "either request_id"),
+    ("/abort", {"request_id": "a", "all": True}, "request_id", "either request_id"),
+    ("/abort", {"request_id": 5}, "request_id", "list of strings"),
+    (CHAT, {"messages": HI, "session_id": "s"}, "session_id", "not supported"),
+    (CHAT, {"messages": HI, "request_id": "a b"}, "request_id", "letters, digits"),
+    (CHAT, {"messages": HI, "request_id": "x" * 129}, "request_id", "1 to 128"),
+    (CHAT, {"messages": HI, "truncation_side": "middle"}, "truncation_side", "one of left, right"),
+    (COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+    (COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 64}, "truncate_prompt_tokens", "below max_model_len 64"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, "top_logprobs", "logprobs: true"),
     (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
     (CHAT, {"messages": HI, "logprobs": 5}, "logprobs", "true or false"),
@@ -143,10 +162,13 @@ BODIES = [
     ('{"prompt": "é"}'.encode("latin-1"), "not UTF-8 at byte 12"),
     ('{"prompt": "a"}'.encode("utf-16"), "not UTF-8"),
     (b"\xef\xbb\xbf{}", "is not JSON"),
-    (b'{"prompt": ' + nested(100_000).encode() + b"}", "nested deeper than 64"),
+    (b'{"prompt": ' + nested(90_000).encode() + b"}", "nested deeper than 64"),
     (b'{"prompt": ' + nested(800).encode() + b"}", "nested deeper than 64"),
     (b'{"a":' * 500 + b"1" + b"}" * 500, "nested deeper than 64"),
     (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "is not JSON"),
+    (b'{"prompt": [' + b"[]," * 100_001 + b"[]]}", "arrays and objects, the limit is 100000"),
+    (b'{"prompt": "a", "stop": ["' + b"[" * 200_000 + b'"]}', "stop holds"),  # brackets in a string are none
+    (b'{"prompt": "a", "allowed_token_ids": [' + b"1," * 300_000 + b"1]}", "at most 262144 token ids"),
     (b'{"prompt": "a", "temperature": 1e999}', "temperature is inf"),
     (b'{"prompt": "a", "temperature": -Infinity}', "temperature is -inf"),
     (b"{'prompt': 'a'}", "is not JSON"),

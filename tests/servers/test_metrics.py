@@ -3,7 +3,10 @@
 import asyncio
 import random
 
+from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
+
+from servers import ServerConfig, create_app
 
 LABELS = {"model_name": "fake", "engine": "0"}
 
@@ -150,3 +153,50 @@ async def test_counts_are_conserved_over_a_mixed_load(http, engine, fake):
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
         assert value(samples, f"vllm:{name}_count") == 40, name
     assert value(samples, "vllm:request_generation_tokens_sum") == value(samples, "vllm:generation_tokens_total")
+
+
+async def test_old_names_are_there_for_dashboards_that_use_them(http):
+    await (await http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5, "stream": True})).read()
+    samples = await scrape(http)
+    for old, new in (
+        ("gpu_cache_usage_perc", "kv_cache_usage_perc"),
+        ("gpu_prefix_cache_queries_total", "prefix_cache_queries_total"),
+        ("time_per_output_token_seconds_count", "inter_token_latency_seconds_count"),
+    ):
+        assert value(samples, f"vllm:{old}") == value(samples, f"vllm:{new}")
+
+
+async def test_a_failed_request_counts_as_corrupted(http):
+    await (await http.post("/v1/completions", json={"prompt": "ab!", "seed": 666, "max_tokens": 50})).read()
+    samples = await scrape(http)
+    assert finished(samples)["error"] == value(samples, "vllm:corrupted_requests_total") == 1
+
+
+async def test_http_requests_are_counted_by_route_and_never_by_what_clients_make_up(http):
+    await http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 1})
+    await http.post("/v1/completions", json={"prompt": ""})
+    for i in range(3):
+        await http.request("PROPFIND", f"/made/up/{i}")
+        await http.get(f"/v1/models/unknown{i}")
+    samples = await scrape(http)
+    counts = {tuple(sorted(dict(key[1:]).items())): n for key, n in samples.items() if key[0] == "http_requests_total"}
+    assert counts == {
+        (("handler", "/v1/completions"), ("method", "POST"), ("status", "2xx")): 1,
+        (("handler", "/v1/completions"), ("method", "POST"), ("status", "4xx")): 1,
+        (("handler", "/v1/models/{model}"), ("method", "GET"), ("status", "4xx")): 3,
+        (("handler", "none"), ("method", "other"), ("status", "4xx")): 3,
+    }
+
+
+async def test_refusals_of_a_full_queue_are_counted(engine, fake):
+    config = ServerConfig(max_num_queued_tokens=4)
+    async with TestClient(TestServer(create_app(engine, config))) as http:
+        fake.gate.clear()
+        running = asyncio.create_task(http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 1}))
+        await fake.until(lambda: fake.added)
+        assert (await http.post("/v1/completions", json={"prompt": "abc"})).status == 503
+        fake.gate.set()
+        await running
+        text = await (await http.get("/metrics")).text()
+    assert 'vllm:admission_rejections_total{model_name="fake",reason="max_num_queued_tokens"} 1.0' in text
+    assert 'vllm:admission_rejections_total{model_name="fake",reason="max_num_queued_reqs"} 0.0' in text

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import threading
 
 import openai
@@ -11,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from pagedjax import AsyncEngine
 from servers import ServerConfig, create_app
 from tests.fakes import byte_tokenizer, continuation, fake_engine
+from tests.servers.monitoring import missing_series
 
 pytestmark = pytest.mark.slow  # it compiles an engine
 
@@ -55,6 +57,7 @@ async def ask(client, http):
 async def leave(http, control):
     """Begin a chat, and leave before its first token."""
     control.is_held.set()
+    control.is_idle.clear()  # it has had nothing to do so far
     answer = await http.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": True})
     await answer.content.readline()
     answer.close()
@@ -126,3 +129,27 @@ def test_the_reasons_add_up(answers):
     counts = {line.split('finished_reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
     assert counts["length"] == 1 + 12 + 2 + 1
     assert sum(counts.values()) == 1 + 12 + 2 + 1 + 1
+
+
+def test_the_dashboard_and_the_alerts_find_all_they_ask_for(answers):
+    assert missing_series(answers["metrics"]) == []
+
+
+def test_engine_counts_are_conserved(answers):
+    """Prompt tokens add up over their sources, iterations over the steps, and cached tokens are counted once."""
+    values = {}
+    for line in answers["metrics"].splitlines():
+        if line.startswith("vllm:"):
+            name, _, labels = line.rpartition(" ")[0].partition("{")
+            values[name, *re.findall(r'(?:source|reason|le)="([^"]*)"', labels)] = float(line.rpartition(" ")[2])
+    tokens, cached = values["vllm:prompt_tokens_total",], values["vllm:prompt_tokens_cached_total",]
+    assert values["vllm:prompt_tokens_by_source_total", "local_compute"] == tokens - cached
+    assert values["vllm:prompt_tokens_by_source_total", "local_cache_hit"] == cached > 0
+    assert values["vllm:request_prefill_kv_computed_tokens_sum",] == values["vllm:request_prompt_tokens_sum",] - cached
+    num_iterations = values["vllm:iteration_tokens_total_count",]
+    assert values["vllm:iteration_step_time_seconds_count",] == num_iterations > 0
+    assert values["vllm:iteration_tokens_total_bucket", "+Inf"] == num_iterations
+    assert values["vllm:device_busy_seconds_total",] > 0
+    assert values["vllm:estimated_read_bytes_per_gpu_total",] > num_iterations
+    assert values["vllm:gpu_prefix_cache_hits_total",] == values["vllm:prefix_cache_hits_total",] >= cached
+    assert values["vllm:time_per_output_token_seconds_count",] == values["vllm:inter_token_latency_seconds_count",]

@@ -1,8 +1,11 @@
 """Taking the port, serving, and the ways to stop."""
 
 import asyncio
+import logging
 import os
 import signal
+import ssl
+import subprocess
 
 import aiohttp
 import pytest
@@ -10,18 +13,24 @@ import pytest
 from pagedjax.async_engine import AsyncEngine
 from pagedjax.errors import ConfigError
 from servers.config import ServerConfig
-from servers.run import listen, serve
+from servers.run import listen, serve, tls_context
 from tests.servers.fakes import FakeEngine
 
 CONFIG = ServerConfig(port=0)
 
 
-async def started(fake):
+async def started(fake, **options):
     """Start a server; return its task and its address, which takes connections at once."""
-    listener = listen(CONFIG)
+    config = ServerConfig(port=0, **options)
+    listener = listen(config)
     listener.listen()
     address = "http://{}:{}".format(*listener.getsockname())
-    return asyncio.create_task(serve(AsyncEngine(fake), CONFIG, listener)), address
+    return asyncio.create_task(serve(AsyncEngine(fake), config, listener)), address
+
+
+async def until_unwell(session, address):
+    while (await session.get(f"{address}/health")).status != 503:
+        pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -38,10 +47,10 @@ async def test_a_signal_ends_the_server_cleanly(number):
             await session.get(f"{address}/health")
 
 
-async def test_a_signal_tells_the_streams_under_way():
+async def test_a_signal_tells_the_streams_under_way_when_their_time_is_over():
     fake = FakeEngine()
     fake.gate.clear()
-    server, address = await started(fake)
+    server, address = await started(fake, shutdown_timeout=0.01)
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
     async with aiohttp.ClientSession() as session, session.post(f"{address}/v1/chat/completions", json=body) as answer:
         await answer.content.readline()
@@ -49,6 +58,108 @@ async def test_a_signal_tells_the_streams_under_way():
         text = await answer.text()
     assert '"error"' in text
     assert text.endswith("data: [DONE]\n\n")
+    assert await asyncio.wait_for(server, 10) == 0
+
+
+async def test_malformed_requests_are_logged_without_their_content(caplog):
+    """aiohttp logs the bytes that it could not parse, which may be a key or a prompt."""
+    caplog.set_level(logging.INFO)
+    server, address = await started(FakeEngine())
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer key\x00\r\n\r\n")
+    assert b" 400 " in await reader.readline()
+    writer.close()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await asyncio.wait_for(server, 10) == 0
+    assert "Error handling request from 127.0.0.1 (BadHttpMessage)" in caplog.text
+    assert "Bearer" not in caplog.text
+
+
+async def test_sigterm_lets_running_requests_finish_and_admits_no_more():
+    fake = FakeEngine()
+    fake.gate.clear()
+    server, address = await started(fake)
+    body = {"prompt": "ab", "max_tokens": 3}
+    async with aiohttp.ClientSession() as session:
+        running = asyncio.create_task(session.post(f"{address}/v1/completions", json=body))
+        await fake.until(lambda: fake.added)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until_unwell(session, address)
+        refused = await session.post(f"{address}/v1/completions", json=body)
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert "shutting down" in await refused.text()
+        fake.gate.set()
+        answer = await running
+        assert (await answer.json())["choices"][0]["text"] == "aba"
+    assert await asyncio.wait_for(server, 10) == 0
+
+
+async def test_a_second_signal_ends_the_draining():
+    fake = FakeEngine()
+    fake.gate.clear()
+    server, address = await started(fake)
+    async with aiohttp.ClientSession() as session:
+        running = asyncio.create_task(session.post(f"{address}/v1/completions", json={"prompt": "ab"}))
+        await fake.until(lambda: fake.added)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until_unwell(session, address)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (await running).status == 500
+    assert await asyncio.wait_for(server, 10) == 0
+
+
+async def test_an_engine_that_dies_while_draining_is_a_failure():
+    fake = FakeEngine()
+    fake.gate.clear()
+    server, address = await started(fake)
+    async with aiohttp.ClientSession() as session:
+        running = asyncio.create_task(session.post(f"{address}/v1/completions", json={"prompt": "ab"}))
+        await fake.until(lambda: fake.added)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until_unwell(session, address)
+        fake.error = RuntimeError("device lost")
+        assert (await running).status == 500
+    assert await asyncio.wait_for(server, 10) == 1
+
+
+async def test_a_unix_socket_serves_and_replaces_what_a_dead_server_left(tmp_path):
+    path = str(tmp_path / "socket")
+    config = ServerConfig(uds=path)
+    listen(config).close()
+    listener = listen(config)
+    listener.listen()
+    with pytest.raises(ConfigError, match=r"cannot listen on .*socket: Address already in use; .*--uds"):
+        listen(config)
+    server = asyncio.create_task(serve(AsyncEngine(FakeEngine()), config, listener))
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session:
+        assert (await session.get("http://localhost/health")).status == 200
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await asyncio.wait_for(server, 10) == 0
+
+
+def test_unusable_tls_files_are_a_clear_error(tmp_path):
+    files = {name: str(tmp_path / name) for name in ("ssl_keyfile", "ssl_certfile")}
+    with pytest.raises(ConfigError, match=r"TLS files cannot be used: .*--ssl-certfile"):
+        tls_context(ServerConfig(**files))
+
+
+@pytest.fixture
+def tls_files(tmp_path):
+    files = {"ssl_keyfile": str(tmp_path / "key.pem"), "ssl_certfile": str(tmp_path / "certificate.pem")}
+    request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    out = ["-keyout", files["ssl_keyfile"], "-out", files["ssl_certfile"]]
+    subprocess.run([*request, *names, *out], check=True, capture_output=True)
+    return files
+
+
+async def test_tls_serves_https(tls_files):
+    server, address = await started(FakeEngine(), **tls_files)
+    context = ssl.create_default_context(cafile=tls_files["ssl_certfile"])
+    async with aiohttp.ClientSession() as session:
+        answer = await session.get(f"{address.replace('http', 'https')}/health", ssl=context)
+        assert answer.status == 200
+    os.kill(os.getpid(), signal.SIGINT)
     assert await asyncio.wait_for(server, 10) == 0
 
 
@@ -91,7 +202,30 @@ def test_the_default_is_this_machine_only():
     assert ServerConfig().host == "127.0.0.1"
 
 
-@pytest.mark.parametrize("options", [{"port": -1}, {"port": 70000}, {"port": "80"}, {"max_request_bytes": 0}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(ConfigError, match="it must be an integer"):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": -1},
+        {"port": 70000},
+        {"port": "80"},
+        {"max_request_bytes": 0},
+        {"api_key": ("a", "a")},
+        {"api_key": (" ",)},
+        {"api_key": ("a", "b", "c"), "best_priority": (0, 1)},
+        {"ssl_keyfile": "key.pem"},
+        {"ssl_ca_certs": "ca.pem"},
+        {"allowed_origins": ("*",)},
+        {"allowed_origins": ("[1]",)},
+        {"request_timeout": 0.0},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(ConfigError):
         ServerConfig(**options)
+
+
+def test_origins_come_as_vllms_json_or_one_by_one():
+    both = [
+        ServerConfig(allowed_origins=given) for given in (('["https://a", "https://b"]',), ("https://a", "https://b"))
+    ]
+    assert both[0].allowed_origins == both[1].allowed_origins

@@ -155,6 +155,14 @@ def test_tools_and_template_variables_reach_the_template():
     assert text == "add;user:Hello;<think>"
 
 
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "9" * 5000], ids=["nested", "digits"])
+def test_tool_arguments_beyond_what_python_parses_are_refused(arguments):
+    """They were errors of other kinds, which a server answered with 500."""
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(InvalidRequestError, match="arguments that are not JSON"):
+        validate_messages([{"role": "assistant", "tool_calls": [call]}])
+
+
 def test_tool_arguments_sent_as_json_text_are_objects_to_the_template():
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2"}]

@@ -1,0 +1,96 @@
+"""The engine's own statistics as Prometheus metrics, read at each scrape; their names are the metrics' without prefix.
+
+Also the names that older dashboards and autoscalers still ask for.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pagedjax import AsyncEngine
+
+LABELS = ("model_name", "engine")
+
+# Statistics of the engine that only grow; all others are gauges.
+COUNTERS = frozenset(
+    {
+        "num_preemptions",
+        "prefix_cache_queries",
+        "prefix_cache_hits",
+        "prefix_cache_resumed_queries",
+        "prefix_cache_resumed_hits",
+        "prompt_tokens",
+        "prompt_tokens_cached",
+        "generation_tokens",
+        "num_compilations_after_ready",
+        "device_busy_seconds",
+        "device_starved_iterations",
+        "estimated_read_bytes_per_gpu",
+    }
+)
+
+# Today's name, and the one that vLLM had for the same before.
+OLD_NAMES = {
+    "kv_cache_usage_perc": "gpu_cache_usage_perc",
+    "prefix_cache_queries": "gpu_prefix_cache_queries",
+    "prefix_cache_hits": "gpu_prefix_cache_hits",
+}
+
+_TEXTS = {
+    "device_busy_seconds": "Seconds in which the device had a step to work on, at most.",
+    "device_starved_iterations": "Iterations that found the device with nothing left to do: the host was too slow.",
+    "estimated_read_bytes_per_gpu": "Bytes of weights and KV cache that the steps had to read, once each.",
+    "prefix_cache_resumed_hits": "Tokens that preempted requests found of themselves, apart from prefix_cache_hits.",
+}
+
+
+class EngineMetrics(Collector):
+    """Reads an engine's statistics at each scrape."""
+
+    def __init__(self, engine: AsyncEngine, labels: tuple[str, str]):
+        self._engine = engine
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family a statistic and one a distribution."""
+        stats = self._engine.stats()
+        for name, value in stats.items():
+            yield self._family(name, name, value)
+            if name in OLD_NAMES:
+                yield self._family(name, OLD_NAMES[name], value)
+        yield self._waiting_by_reason(stats["num_requests_waiting"])
+        yield self._prompt_tokens_by_source(stats["prompt_tokens"], stats["prompt_tokens_cached"])
+        for name, histogram in self._engine.histograms().items():
+            family = HistogramMetricFamily(f"vllm:{name}", _text(name), labels=LABELS)
+            bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+            counts = accumulate(histogram.counts)
+            family.add_metric(self._labels, list(zip(bounds, counts, strict=True)), histogram.sum)
+            yield family
+
+    def _family(self, name: str, shown_name: str, value: float) -> Metric:
+        kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+        family = kind(f"vllm:{shown_name}", _text(name), labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _waiting_by_reason(self, num_waiting: float) -> Metric:
+        family = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Waiting requests by what they wait for.", labels=(*LABELS, "reason")
+        )
+        family.add_metric((*self._labels, "capacity"), num_waiting)
+        family.add_metric((*self._labels, "deferred"), 0)  # nothing else holds a request back here
+        return family
+
+    def _prompt_tokens_by_source(self, num_tokens: float, num_cached: float) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from.", labels=(*LABELS, "source")
+        )
+        family.add_metric((*self._labels, "local_compute"), num_tokens - num_cached)
+        family.add_metric((*self._labels, "local_cache_hit"), num_cached)
+        return family
+
+
+def _text(name: str) -> str:
+    return _TEXTS.get(name, f"The engine's {name.replace('_', ' ')}.")

@@ -1,0 +1,121 @@
+"""The HTTP requests that generate at this moment: who owns them, and whether another one may join.
+
+Bounds what can pile up in front of the engine. Knows nothing of what the requests ask for.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pagedjax import InvalidRequestError
+from servers.errors import ApiError
+
+RETRY = {"Retry-After": "1"}
+REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """One HTTP request, from admission until its answer is complete."""
+
+    id: str
+    owner: str
+    path: str
+    arrival_time: float  # on time.monotonic()
+    engine_request_ids: tuple[str, ...]  # one a prompt
+    num_sequences: int  # prompts times n
+    num_prompt_tokens: int  # of all sequences
+
+
+class OpenRequests:
+    """All of them. A client may use an id again when the request that had it is over."""
+
+    def __init__(self, *, max_sequences: int, max_prompt_tokens: int, on_rejection: Callable[[str], None]):
+        self._max_sequences = max_sequences
+        self._max_prompt_tokens = max_prompt_tokens
+        self._by_owner_and_id: dict[tuple[str, str], OpenRequest] = {}
+        self._num_sequences = self._num_prompt_tokens = 0
+        self._is_closed = False
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._on_rejection = on_rejection
+
+    def __len__(self) -> int:
+        return len(self._by_owner_and_id)
+
+    @contextmanager
+    def admit(self, request: OpenRequest) -> Iterator[None]:
+        """Count `request` among the open ones for as long as the context lasts.
+
+        Raises:
+          ApiError: a 503, because the queue is full or the server is about to stop.
+          InvalidRequestError: its id is in use, or it alone is more than the queue ever takes.
+        """
+        self._check(request)
+        key = (request.owner, request.id)
+        self._by_owner_and_id[key] = request
+        self._num_sequences += request.num_sequences
+        self._num_prompt_tokens += request.num_prompt_tokens
+        self._is_empty.clear()
+        try:
+            yield
+        finally:
+            del self._by_owner_and_id[key]
+            self._num_sequences -= request.num_sequences
+            self._num_prompt_tokens -= request.num_prompt_tokens
+            if not self._by_owner_and_id:
+                self._is_empty.set()
+
+    def of_owner(self, owner: str) -> list[OpenRequest]:
+        """Return the requests of one owner, oldest first."""
+        return [request for request in self._by_owner_and_id.values() if request.owner == owner]
+
+    def find(self, owner: str, request_id: str) -> OpenRequest | None:
+        """Return one request; None if there is none, or it is somebody else's."""
+        return self._by_owner_and_id.get((owner, request_id))
+
+    def close(self) -> None:
+        """Admit no more."""
+        self._is_closed = True
+
+    async def wait_empty(self) -> None:
+        """Return when no request is open."""
+        await self._is_empty.wait()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def _check(self, request: OpenRequest) -> None:
+        if self._is_closed:
+            raise ApiError(503, "the server is shutting down; ask another one", headers=RETRY)
+        if (request.owner, request.id) in self._by_owner_and_id:
+            raise InvalidRequestError(
+                f"request_id {request.id!r:.140} belongs to a request that is still running; choose another",
+                param="request_id",
+            )
+        self._check_room(
+            "max_num_queued_reqs", "completions", self._num_sequences, request.num_sequences, self._max_sequences
+        )
+        self._check_room(
+            "max_num_queued_tokens",
+            "prompt tokens",
+            self._num_prompt_tokens,
+            request.num_prompt_tokens,
+            self._max_prompt_tokens,
+        )
+
+    def _check_room(self, limit_name: str, unit: str, old: int, new: int, limit: int) -> None:
+        flag = f"--{limit_name.replace('_', '-')}"
+        if new > limit:
+            raise InvalidRequestError(
+                f"the request has {new} {unit}, the server never holds more than {limit}; send less or raise {flag}"
+            )
+        if old + new > limit:
+            self._on_rejection(limit_name)
+            raise ApiError(
+                503,
+                f"the queue is full: {old} {unit} of at most {limit} are in work; retry later or raise {flag}",
+                headers=RETRY,
+            )

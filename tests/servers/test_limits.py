@@ -1,0 +1,165 @@
+"""What one client can use up: the queue, time, connections that send or read slowly."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from pagedjax.async_engine import AsyncEngine
+from servers import ServerConfig, body, create_app, streaming
+from tests.servers.fakes import FakeEngine
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def fake():
+    return FakeEngine(max_num_seqs=2)
+
+
+@pytest.fixture
+async def serve(engine):
+    clients = []
+
+    async def start(**options):
+        client = TestClient(TestServer(create_app(engine, ServerConfig(**options))))
+        await client.start_server()
+        clients.append(client)
+        return client
+
+    yield start
+    for client in clients:
+        await client.close()
+
+
+async def test_a_full_queue_is_a_503_that_says_when_to_retry(serve, fake):
+    client = await serve(max_num_queued_reqs=1)
+    fake.gate.clear()
+    running = [
+        asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "ab", "n": n, "max_tokens": 1})) for n in (1, 2)
+    ]
+    await fake.until(lambda: len(fake.added) == 2)
+    refused = await client.post(COMPLETIONS, json={"prompt": "ab", "stream": True})
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    error = (await refused.json())["error"]
+    assert error["type"] == "ServiceUnavailableError"
+    assert "3 completions of at most 3" in error["message"]
+    assert "--max-num-queued-reqs" in error["message"]
+    fake.gate.set()
+    assert [(await one).status for one in running] == [200, 200]
+    assert (await client.post(COMPLETIONS, json={"prompt": "ab", "n": 3})).status == 200
+
+
+async def test_prompt_tokens_fill_the_queue_too(serve, fake):
+    client = await serve(max_num_queued_tokens=10)
+    fake.gate.clear()
+    running = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "abcdef", "max_tokens": 1}))
+    await fake.until(lambda: fake.added)
+    refused = await client.post(COMPLETIONS, json={"prompt": "abcdef"})
+    assert refused.status == 503
+    assert "--max-num-queued-tokens" in (await refused.json())["error"]["message"]
+    assert (await client.post(COMPLETIONS, json={"prompt": "abcdef", "n": 2})).status == 400  # it never fits
+    fake.gate.set()
+    assert (await running).status == 200
+
+
+async def test_what_can_never_fit_the_queue_is_a_400(serve):
+    client = await serve(max_num_queued_reqs=5)
+    refused = await client.post(COMPLETIONS, json={"prompt": ["a"] * 4, "n": 2})
+    assert refused.status == 400
+    assert "8 completions, the server never holds more than 7" in (await refused.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(("options", "headers"), [({"request_timeout": 0.05}, {}), ({}, {"X-Request-Timeout": "0.05"})])
+async def test_a_deadline_ends_a_request_and_frees_its_place(serve, fake, options, headers):
+    client = await serve(**options)
+    fake.gate.clear()
+    response = await client.post(COMPLETIONS, json={"prompt": ["a", "b"]}, headers=headers)
+    assert response.status == 504
+    assert (await response.json())["error"]["type"] == "TimeoutError"
+    await fake.until(lambda: len(fake.aborted) == 2)
+
+
+async def test_a_deadline_is_an_error_event_in_a_stream(serve, fake):
+    client = await serve(request_timeout=60.0)
+    fake.gate.clear()
+    response = await client.post(CHAT, json={"messages": HI, "stream": True}, headers={"X-Request-Timeout": "0.05"})
+    events = (await response.text()).removesuffix("\n\n").split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == 504
+    await fake.until(lambda: len(fake.aborted) == 1)
+
+
+@pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan", "inf", ""])
+async def test_a_deadline_that_is_no_time_is_refused(http, seconds):
+    response = await http.post(COMPLETIONS, json={"prompt": "a"}, headers={"X-Request-Timeout": seconds})
+    assert response.status == 400
+
+
+async def test_a_silent_stream_sends_comments(serve, fake):
+    client = await serve(sse_keep_alive_interval=0.02)
+    fake.gate.clear()
+    response = await client.post(CHAT, json={"messages": HI, "stream": True, "max_tokens": 4})
+    lines = [await response.content.readline() for _ in range(6)]
+    assert [line for line in lines[2:] if line != b"\n"] == [b": keep-alive\n"] * 2
+    fake.gate.set()
+    text = await response.text()
+    assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_busy_stream_sends_no_comments(serve, fake):
+    client = await serve(sse_keep_alive_interval=5.0)
+    response = await client.post(CHAT, json={"messages": HI, "stream": True, "max_tokens": 4})
+    assert "keep-alive" not in await response.text()
+
+
+async def slow_reader(client, request):
+    """Connect with a small window, send `request` and read nothing."""
+    reader, writer = await asyncio.open_connection(client.host, client.port, limit=1)
+    body = json.dumps(request).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return reader, writer
+
+
+async def test_a_slow_reader_holds_back_only_itself(monkeypatch):
+    """It is dropped when it takes nothing at all, its request is aborted, and a stream beside it runs on."""
+    monkeypatch.setattr(streaming, "SLOW_READER_SECONDS", 0.2)
+    fake = FakeEngine(max_model_len=10**8, step_seconds=0.001)
+    engine = AsyncEngine(fake)
+    async with TestClient(TestServer(create_app(engine, ServerConfig(max_request_bytes=16 << 20)))) as client:
+        body = {"prompt": "x" * 8_000_000, "max_tokens": 10**8, "stream": True, "echo": True}
+        _, writer = await slow_reader(client, body)
+        await fake.until(lambda: fake.added)
+        longest, began = 0.0, time.monotonic()
+        quick = await client.post(COMPLETIONS, json={"prompt": "ab", "max_tokens": 10**8, "stream": True})
+        while not fake.aborted:
+            before = time.monotonic()
+            await quick.content.readline()
+            longest = max(longest, time.monotonic() - before)
+            assert time.monotonic() - began < 20
+        assert fake.aborted == [fake.added[0][0]]
+        assert longest < 1
+        quick.close()
+        writer.close()
+        await fake.until(lambda: len(fake.aborted) == 2)
+    await engine.shutdown()
+
+
+async def test_a_body_that_never_ends_is_given_up(http, fake, monkeypatch):
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.05)
+    reader, writer = await asyncio.open_connection(http.host, http.port)
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f'{head}Content-Length: 1000\r\n\r\n{{"prompt"'.encode())
+    status = await reader.readline()
+    assert b" 408 " in status
+    writer.close()
+
+
+async def test_headers_are_bounded(http):
+    for headers in ({"X": "y" * 10_000}, {f"X{i}": "y" for i in range(200)}):
+        response = await http.get("/v1/models", headers=headers)
+        assert response.status in (400, 431)
