@@ -25,12 +25,13 @@ def _processor() -> str:
 
 
 CACHE_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # each its own: a reader may find another's entry half written
 
 for name, value in {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
-    "JAX_COMPILATION_CACHE_DIR": str(CACHE_HOME / "pagedjax-tests" / _processor()),
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE_HOME / "pagedjax-tests" / _processor() / WORKER),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     "HF_HUB_OFFLINE": "1",  # no test reaches a network
     "TOKENIZERS_PARALLELISM": "false",
