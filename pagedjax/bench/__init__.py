@@ -12,6 +12,7 @@ SUBCOMMANDS = {
     "throughput": "Time a whole dataset, offline.",
     "serve": "Send requests to a server, ours or another, and time its streams.",
     "sweep": "Run serve at several request rates and concurrencies.",
+    "kernels": "Time the attention kernels on a GPU against the ceilings of the same run.",
 }
 
 

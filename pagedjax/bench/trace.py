@@ -1,4 +1,4 @@
-"""How busy the GPU was in a profiler trace."""
+"""What a profiler trace says of the GPU: how busy it was, and with what."""
 
 import gzip
 import json
@@ -10,22 +10,30 @@ def idle_share(directory: Path) -> float | None:
 
     None where the trace shows no GPU stream.
     """
-    files = sorted(directory.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
-    if not files:
-        return None
-    events = json.loads(gzip.decompress(files[-1].read_bytes()))["traceEvents"]
-    spans = _kernel_spans(events)
+    spans = _kernels(directory)
     if not spans:
         return None
     busy, end = 0.0, spans[0][0]
-    for start, stop in spans:
+    for start, stop, _ in spans:
         busy += max(0.0, stop - max(start, end))
         end = max(end, stop)
     return 1 - busy / (end - spans[0][0])
 
 
-def _kernel_spans(events: list[dict]) -> list[tuple[float, float]]:
-    """Return (start, end) of every event on a GPU's streams, in microseconds, by start."""
+def kernel_seconds(directory: Path) -> dict[str, float]:
+    """Return the device time of each kernel, summed over its launches, in the newest trace in `directory`."""
+    seconds: dict[str, float] = {}
+    for start, stop, name in _kernels(directory):
+        seconds[name] = seconds.get(name, 0.0) + (stop - start) * 1e-6
+    return seconds
+
+
+def _kernels(directory: Path) -> list[tuple[float, float, str]]:
+    """Return (start, end, name) of every event on a GPU's streams, in microseconds, by start."""
+    files = sorted(directory.rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
+    if not files:
+        return []
+    events = json.loads(gzip.decompress(files[-1].read_bytes()))["traceEvents"]
     devices = {e["pid"] for e in events if e.get("name") == "process_name" and "/device:GPU" in e["args"]["name"]}
     streams = {
         (e["pid"], e["tid"])
@@ -33,5 +41,7 @@ def _kernel_spans(events: list[dict]) -> list[tuple[float, float]]:
         if e.get("name") == "thread_name" and e["pid"] in devices and "Stream" in e["args"]["name"]
     }
     return sorted(
-        (e["ts"], e["ts"] + e.get("dur", 0)) for e in events if e.get("ph") == "X" and (e["pid"], e["tid"]) in streams
+        (e["ts"], e["ts"] + e.get("dur", 0), e.get("name", ""))
+        for e in events
+        if e.get("ph") == "X" and (e["pid"], e["tid"]) in streams
     )

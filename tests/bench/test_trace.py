@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pagedjax.bench.trace import idle_share
+from pagedjax.bench.trace import idle_share, kernel_seconds
 
 GPU = [
     {"name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0 NVIDIA H200"}},
@@ -43,3 +43,8 @@ def test_without_a_gpu_or_a_trace_there_is_no_share(tmp_path):
     assert idle_share(tmp_path) is None
     write(tmp_path, [GPU[1], kernel(0, 10, pid=2)])
     assert idle_share(tmp_path) is None
+
+
+def test_device_time_is_summed_by_kernel(tmp_path):
+    write(tmp_path, [*GPU, kernel(0, 10), kernel(15, 20), kernel(20, 22) | {"name": "copy"}, kernel(0, 100, pid=2)])
+    assert kernel_seconds(tmp_path) == pytest.approx({"kernel": 15e-6, "copy": 2e-6})
