@@ -34,6 +34,7 @@ from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
+from pallas_kernels.paged_attention import default_backend
 
 PLAIN_VARIANTS = ("greedy", "random")  # need no wide rows
 WIDE_VARIANTS = ("top_k", "full")
@@ -121,6 +122,7 @@ class ModelRunner:
         self._compilations = CompilationCounter()
         self._config = config
         self._vocab_size = loaded.config.vocab_size
+        self._num_heads = loaded.config.num_heads
         self._dtype = resolve_dtype(config.dtype, loaded.config)
         self._max_blocks = -(-config.max_model_len // config.block_size)
         self.buckets = BucketTable.build(
@@ -143,6 +145,13 @@ class ModelRunner:
     @property
     def num_executables(self) -> int:
         return len(self._executables)
+
+    @property
+    def attention_backend(self) -> str:
+        """Which backend of paged attention this model runs on this device, and why."""
+        k_pool, _ = self._kv_cache[0]
+        q = jax.ShapeDtypeStruct((1, self._num_heads, k_pool.shape[3]), k_pool.dtype)
+        return "{} ({})".format(*default_backend(q, k_pool))
 
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
         """Start one step; the arrays in what it returns are not ready yet."""

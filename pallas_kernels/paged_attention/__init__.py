@@ -50,11 +50,19 @@ def paged_attention(
     _check_types(q, k_pool, v_pool, block_tables, query_start_loc, seq_lens, sinks)
     _check_options(scale, window, soft_cap)
     if backend is None:
-        backend = "mosaic_gpu" if is_available() and unsupported(q, k_pool) is None else "blockwise"
+        backend, _ = default_backend(q, k_pool)
     return _run(
         q, k_pool, v_pool, block_tables, query_start_loc, seq_lens, sinks,
         scale=float(scale), window=window, soft_cap=soft_cap, backend=backend,
     )  # fmt: skip
+
+
+def default_backend(q: Any, k_pool: Any) -> tuple[str, str]:
+    """Return the backend that runs for arrays of these shapes and types on the default device, and why."""
+    if not is_available():
+        return "blockwise", "the kernels are for GPUs of compute capability 9.0"
+    reason = unsupported(q, k_pool)
+    return ("mosaic_gpu", "the kernels for Hopper GPUs") if reason is None else ("blockwise", reason)
 
 
 @partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "backend"))

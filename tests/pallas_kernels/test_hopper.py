@@ -9,7 +9,7 @@ import pytest
 from pallas_kernels import hopper
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.add_rms_norm import mosaic_gpu as norm_kernel
-from pallas_kernels.paged_attention import mosaic_decode, mosaic_merge, mosaic_prefill, paged_attention
+from pallas_kernels.paged_attention import default_backend, mosaic_decode, mosaic_merge, mosaic_prefill, paged_attention
 from pallas_kernels.rope_and_cache import mosaic_gpu as rope_kernel
 from pallas_kernels.rope_and_cache import rope_and_cache
 
@@ -30,6 +30,21 @@ def test_only_a_hopper_gpu_with_a_sound_compiler_runs_the_kernels(monkeypatch, b
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
     assert hopper.is_available() == expected
+
+
+@pytest.mark.parametrize(
+    ("is_hopper", "head_dim", "expected"),
+    [
+        (False, 64, ("blockwise", "9.0")),
+        (True, 64, ("mosaic_gpu", "Hopper")),
+        (True, 96, ("blockwise", "head_dim is 96")),
+    ],
+)
+def test_the_default_backend_says_why(monkeypatch, is_hopper, head_dim, expected):
+    monkeypatch.setattr("pallas_kernels.paged_attention.is_available", lambda: is_hopper)
+    backend, reason = default_backend(array((1, 4, head_dim)), array((9, 2, 16, head_dim)))
+    assert backend == expected[0]
+    assert expected[1] in reason
 
 
 @pytest.fixture

@@ -33,13 +33,17 @@ JUNK = (
     -0.0,
     1e308,
 )
+# What is refused without a grammar library; `test_hostile_grammars` attacks that one, over a real engine.
 GRAMMARS = (
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
-    {"structured_outputs": {"regex": "(" * 500}},
-    {"structured_outputs": {"regex": "(a{1,9999}){1,9999}["}},
-    {"structured_outputs": {"grammar": "root ::= root root | missing"}},
+    {"response_format": {"type": "json_schema"}},
+    {"response_format": {"type": "xml"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 5}}},
+    {"structured_outputs": {"regex": "("}},
+    {"structured_outputs": {"regex": ["(a{1,9999}){1,9999}["]}},
+    {"structured_outputs": {"grammar": None}},
     {"structured_outputs": {"json": {"allOf": [{"$ref": "https://evil.example/x"}]}, "regex": "a"}},
+    {"structured_outputs": {"json_object": True, "eval": "1"}},
+    {"structured_outputs": [{"regex": "a"}] * 1000},
     {"guided_json": {"type": "object"}},
     {"structured_outputs": {"choice": []}},
 )
