@@ -27,13 +27,19 @@ MATRIX, PER_ROW, PER_COLUMN = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1), 
 
 
 def is_available() -> bool:
-    """Return whether the default device is a Hopper GPU with a compiler that can be trusted."""
-    if jax.default_backend() != "gpu":
-        return False
+    """Return whether the default device can run the kernels."""
+    return unavailable() is None
+
+
+def unavailable() -> str | None:
+    """Say why the default device cannot run the kernels, or None: it is a Hopper GPU with a compiler to be trusted."""
     device = jax.local_devices()[0]
     if getattr(device, "compute_capability", None) != COMPUTE_CAPABILITY:
-        return False
-    return not BROKEN_CUDA[0] <= cuda_version(device.client.platform_version) < BROKEN_CUDA[1]
+        return f"the kernels are for GPUs of compute capability {COMPUTE_CAPABILITY}"
+    version = cuda_version(device.client.platform_version)
+    if BROKEN_CUDA[0] <= version < BROKEN_CUDA[1]:
+        return f"CUDA {version // 1000}.{version % 1000 // 10} miscompiles the kernels; install the extra cuda13"
+    return None
 
 
 def cuda_version(platform_version: str) -> int:

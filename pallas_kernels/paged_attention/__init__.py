@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.hopper import is_available
+from pallas_kernels.hopper import unavailable
 from pallas_kernels.paged_attention.blockwise import blockwise_attention
 from pallas_kernels.paged_attention.mosaic_gpu import mosaic_attention, unsupported
 from pallas_kernels.paged_attention.reference import reference_attention
@@ -59,9 +59,7 @@ def paged_attention(
 
 def default_backend(q: Any, k_pool: Any) -> tuple[str, str]:
     """Return the backend that runs for arrays of these shapes and types on the default device, and why."""
-    if not is_available():
-        return "blockwise", "the kernels are for GPUs of compute capability 9.0"
-    reason = unsupported(q, k_pool)
+    reason = unavailable() or unsupported(q, k_pool)
     return ("mosaic_gpu", "the kernels for Hopper GPUs") if reason is None else ("blockwise", reason)
 
 
