@@ -67,7 +67,7 @@ def _kernel(
     group, has_sinks,
 ):  # fmt: skip
     shape = smem.shape
-    layout = plgpu.Layout.WG_STRIDED(shape, vec_size=min(4, math.prod(shape) // 128))
+    layout = plgpu.Layout.WG_STRIDED(shape, vec_size=math.gcd(4, math.prod(shape) // 128))
     worker = lax.axis_index("worker")
     row, begin, end = (workers[worker, column] for column in (work.ROW, work.BEGIN, work.END))
     share = workers[0, work.END]

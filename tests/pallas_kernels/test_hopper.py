@@ -65,10 +65,13 @@ def array(shape, dtype=jnp.bfloat16):
 
 
 @pytest.mark.usefixtures("_compiled")
-@pytest.mark.parametrize(("num_tokens", "head_dim", "num_kernels"), [(4, 128, 2), (300, 64, 3)])
-def test_attention_lowers_for_cuda(num_tokens, head_dim, num_kernels):
+@pytest.mark.parametrize(
+    ("num_tokens", "group", "head_dim", "num_kernels"),
+    [(4, 1, 128, 2), (4, 3, 64, 2), (4, 5, 128, 2), (4, 64, 64, 2), (300, 4, 64, 3), (300, 7, 128, 3)],
+)
+def test_attention_lowers_for_cuda(num_tokens, group, head_dim, num_kernels):
     pool, ints = array((9, 2, 16, head_dim)), lambda *shape: array(shape, jnp.int32)
-    arguments = (array((num_tokens, 8, head_dim)), pool, pool, ints(4, 8), ints(5), ints(4))
+    arguments = (array((num_tokens, 2 * group, head_dim)), pool, pool, ints(4, 8), ints(5), ints(4))
 
     def attend(*arrays):
         return paged_attention(*arrays, scale=0.1, window=40, soft_cap=3.0, backend="mosaic_gpu")

@@ -37,6 +37,7 @@ def _few_workers(monkeypatch):
     ("lens", "heads", "head_dim", "block_size", "dtype", "options"),
     [
         (DECODE, (9, 3), 64, 16, jnp.bfloat16, {}),
+        (DECODE, (7, 1), 128, 16, jnp.bfloat16, {}),
         (SHARED, (4, 2), 64, 32, jnp.float16, {"window": 30, "soft_cap": 1.5, "sinks": True}),
         (MIXED, (4, 1), 128, 16, jnp.bfloat16, {"soft_cap": 2.0}),
         (MIXED, (3, 1), 64, 64, jnp.bfloat16, {"window": 60, "sinks": True}),
