@@ -114,7 +114,7 @@ def _kernel(
     q_smem,  # [R, ROWS, H]
     k_smem,  # [R * stages, tile, H]
     v_smem,  # [R * stages, tile, H]
-    staging,  # [R, ROWS, H], rows as in GMEM: of q's type and float32
+    staging,  # rows as in GMEM: [R, 2 * ROWS, H] of q's type, or the same memory as [R, ROWS, H] float32
     q_loaded, k_loaded, v_loaded,  # TMA -> compute
     k_free, v_free,  # compute -> load
     p_smem=None,  # [R, ROWS, tile], interpret mode only
@@ -130,7 +130,7 @@ def _kernel(
     worker = stream * (num_workers // streams) + program
     begin, end = workers[worker, work.BEGIN], workers[worker, work.END]
 
-    def walk(segment, count):
+    def walk(segment):
         """Call segment(row, head, first tile, number of tiles, position, ring position) for each pair of the share."""
 
         def step(_, carry):
@@ -145,7 +145,8 @@ def _kernel(
             row = jnp.where(position - start == num_tiles * num_kv_heads, rows[row, work.NEXT_ROW], row)
             return row, position, ring + count
 
-        return lax.fori_loop(0, count, step, (workers[worker, work.ROW], begin, jnp.int32(0)))[2]
+        first = workers[worker, work.ROW], begin, jnp.int32(0)
+        lax.fori_loop(0, workers[worker, work.NUM_SEGMENTS], step, first)
 
     def slot_of(ring):
         return stream * stages + lax.rem(ring, jnp.int32(stages))
@@ -172,7 +173,7 @@ def _kernel(
 
             lax.fori_loop(0, count, fetch, None)
 
-        walk(segment, workers[worker, work.NUM_SEGMENTS])
+        walk(segment)
 
         @pl.loop(0, stages)
         def drain(i):  # who waits on a barrier must see all its completions
@@ -271,7 +272,7 @@ def _kernel(
                     plgpu.copy_smem_to_gmem(own32.at[pl.ds(0, part.shape[2])], target.at[end_of_share, worker])
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-        walk(segment, workers[worker, work.NUM_SEGMENTS])
+        walk(segment)
         plgpu.wait_smem_to_gmem(0)
 
 
