@@ -11,6 +11,7 @@ NAMES = {
     "LLM", "LLMEngine", "StepOutput", "AsyncEngine", "EngineConfig", "SamplingParams", "RequestOutputKind",
     "RequestOutput", "CompletionOutput", "Logprob", "RequestMetrics", "PagedJaxError", "ConfigError",
     "CheckpointError", "InvalidRequestError", "EngineDeadError", "EngineView", "RequestView",
+    "Histogram",
 }  # fmt: skip
 
 
