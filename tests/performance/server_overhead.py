@@ -130,7 +130,9 @@ async def served(step_seconds: float, num_streams: int, num_tokens: int) -> tupl
     process = context.Process(target=run_clients, args=(theirs, port, num_streams, num_tokens))
     process.start()
     theirs.close()  # so that a client that dies is noticed
+    cpu_seconds = time.process_time()
     seen = await asyncio.to_thread(ours.recv)
+    seen["cpu"] = 1e6 * (time.process_time() - cpu_seconds) / seen["tokens"]
     process.join()
     await runner.cleanup()
     await engine.shutdown()
@@ -195,6 +197,8 @@ def main() -> None:
           f"with HTTP {with_http:,.0f}, {100 * with_http / without:.1f} %")  # fmt: skip
     print(f"added latency a token: p50 {seen['p50']:.1f}, p90 {seen['p90']:.1f}, p99 {seen['p99']:.1f} ms; "
           f"{seen['tokens']} tokens in {seen['chunks']} chunks")  # fmt: skip
+    budget = 1000 * flags.step_ms / flags.streams
+    print(f"server and engine take {seen['cpu']:.1f} us of CPU a token; one core has {budget:.1f} us at this pace")
 
 
 if __name__ == "__main__":
