@@ -1,6 +1,7 @@
 # docker build -t pagedjax .
 # docker run --gpus all -p 8000:8000 -v ~/.cache:/home/pagedjax/.cache pagedjax MODEL --host 0.0.0.0 --api-key KEY
 #
+# `docker stop --time 30` leaves running requests the 20 s of --shutdown-timeout to finish.
 # For a CPU: docker build --build-arg DEVICE=cpu -t pagedjax-cpu .   DEVICE=cuda12 is for drivers older than 580.
 FROM python:3.12-slim
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for type checkers and editors: at run time `__getattr__` im
     from pagedjax.errors import EngineDeadError as EngineDeadError
     from pagedjax.errors import InvalidRequestError as InvalidRequestError
     from pagedjax.errors import PagedJaxError as PagedJaxError
+    from pagedjax.iteration_stats import Histogram as Histogram
     from pagedjax.llm import LLM as LLM
     from pagedjax.outputs import CompletionOutput as CompletionOutput
     from pagedjax.outputs import Logprob as Logprob
@@ -29,6 +30,7 @@ _HOMES = {
     "LLM": "pagedjax.llm",
     "LLMEngine": "pagedjax.engine",
     "StepOutput": "pagedjax.engine",
+    "Histogram": "pagedjax.iteration_stats",
     "EngineView": "pagedjax.engine_view",
     "RequestView": "pagedjax.engine_view",
     "AsyncEngine": "pagedjax.async_engine",

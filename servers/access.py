@@ -79,7 +79,10 @@ class Access:
         Raises:
           ApiError: a 421.
         """
-        name = _without_port(request.host).lower()
+        given = request.headers.get("Host")
+        if given is None:  # HTTP 1.0, which no browser speaks
+            return
+        name = _without_port(given).lower()
         if self._checks_hosts and name not in self._hosts and not _is_address(name):
             raise ApiError(
                 421,

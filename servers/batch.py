@@ -49,10 +49,13 @@ def run_batch(engine_config: EngineConfig, config: BatchConfig) -> Counts:
     for name in ("input_file", "output_file"):
         if not getattr(config, name):
             raise ConfigError(f"{name} is missing; give it as --{name.replace('_', '-')}")
+    if Path(config.output_file).exists():
+        raise ConfigError(f"{config.output_file}: File exists; choose another file")
     try:
-        with open(config.input_file, "rb") as lines, open(config.output_file, "x", encoding="utf-8") as answers:
-            engine = pagedjax.LLMEngine(engine_config, show_progress=True)
-            return asyncio.run(answer_lines(AsyncEngine(engine), iter(lines), answers))
+        with open(config.input_file, "rb") as lines:
+            engine = AsyncEngine(pagedjax.LLMEngine(engine_config, show_progress=True))
+            with open(config.output_file, "x", encoding="utf-8") as answers:
+                return asyncio.run(answer_lines(engine, iter(lines), answers))
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}; choose another file") from None
 

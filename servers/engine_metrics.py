@@ -9,7 +9,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pagedjax import AsyncEngine
+from pagedjax import AsyncEngine, Histogram
 
 LABELS = ("model_name", "engine")
 
@@ -63,11 +63,7 @@ class EngineMetrics(Collector):
         yield self._waiting_by_reason(stats["num_requests_waiting"])
         yield self._prompt_tokens_by_source(stats["prompt_tokens"], stats["prompt_tokens_cached"])
         for name, histogram in self._engine.histograms().items():
-            family = HistogramMetricFamily(f"vllm:{name}", _text(name), labels=LABELS)
-            bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
-            counts = accumulate(histogram.counts)
-            family.add_metric(self._labels, list(zip(bounds, counts, strict=True)), histogram.sum)
-            yield family
+            yield histogram_family(name, _text(name), histogram, self._labels)
 
     def _family(self, name: str, shown_name: str, value: float) -> Metric:
         kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
@@ -90,6 +86,14 @@ class EngineMetrics(Collector):
         family.add_metric((*self._labels, "local_compute"), num_tokens - num_cached)
         family.add_metric((*self._labels, "local_cache_hit"), num_cached)
         return family
+
+
+def histogram_family(name: str, text: str, histogram: Histogram, labels: tuple[str, str]) -> Metric:
+    """Return the metric of a distribution."""
+    family = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
+    bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
+    return family
 
 
 def _text(name: str) -> str:

@@ -18,7 +18,7 @@ from servers.errors import ApiError
 from servers.metrics import ServerMetrics
 from servers.open_requests import OpenRequest
 from servers.prompts import Prompt
-from servers.streaming import DATA_EVENTS, Framing, json_answer, send_events
+from servers.streaming import DATA_EVENTS, Framing, json_answer, large_json_answer, send_events
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ async def respond(
             )
         async with asyncio.timeout(call.timeout):
             outputs = await final_outputs(streams)
+        if params.prompt_logprobs is not None:  # entries for every prompt token: too many to build in the event loop
+            return await asyncio.to_thread(lambda: large_json_answer(answer.whole(outputs)))
         return json_answer(answer.whole(outputs))
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import stat
+import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -24,6 +25,7 @@ from servers.state import STATE, ServerState
 
 logger = logging.getLogger(__name__)
 
+SWITCH_INTERVAL = 0.001  # seconds the event loop may keep the interpreter from the engine thread; Python's own is 0.005
 IDLE_SECONDS = 75.0  # a connection may wait so long between requests, and take so long to send a request's headers
 SHUTDOWN_SECONDS = 5.0  # for answers under way to say that the engine has stopped
 
@@ -38,6 +40,7 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     listener = listen(server_config)
     with listener:
         llm_engine = pagedjax.LLMEngine(engine_config, show_progress=True)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         gc.collect()
         gc.freeze()  # what is loaded now stays: the collector need not walk it again during a step
         return asyncio.run(serve(AsyncEngine(llm_engine), server_config, listener))

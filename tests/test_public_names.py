@@ -12,6 +12,7 @@ NAMES = {
     "StructuredOutputsParams", "ReasoningTokens",
     "RequestOutput", "CompletionOutput", "Logprob", "RequestMetrics", "PagedJaxError", "ConfigError",
     "CheckpointError", "InvalidRequestError", "EngineDeadError", "EngineView", "RequestView",
+    "Histogram",
 }  # fmt: skip
 
 

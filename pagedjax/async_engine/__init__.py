@@ -1,6 +1,9 @@
 """Let coroutines talk to an engine that runs in a thread of its own.
 
-What crosses between the two is plain picklable data, so that the engine may move to another process. Knows no HTTP.
+What crosses between the two is plain picklable data, so that the engine may move to another process. It is a thread
+because pickling a token's output and reading it again takes over half of the CPU that serving the token takes in all
+(tests/performance/server_overhead.py), and the engine leaves the interpreter to others while the device computes.
+Knows no HTTP.
 """
 
 import asyncio

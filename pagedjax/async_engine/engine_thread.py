@@ -171,7 +171,7 @@ class EngineThread:
             case Abort():
                 self._engine.abort(message.request_ids)
             case Inspect():
-                self._answer_inspection(message.number, self._engine.inspect())
+                self._inspect(message.number)
             case Add():
                 self._add(message)
         return True
@@ -193,6 +193,14 @@ class EngineThread:
             logger.exception("add_request failed")
             event = error
         self._deliver([(message.request_id, event)])
+
+    def _inspect(self, number: int) -> None:
+        try:
+            view = self._engine.inspect()
+        except Exception:  # whoever watches must not stop what is watched
+            logger.exception("a look into the engine failed")
+        else:
+            self._answer_inspection(number, view)
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         if any(output.finished for output in outputs) or time.monotonic() - self._stats_time > STATS_INTERVAL:

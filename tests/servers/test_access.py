@@ -154,6 +154,13 @@ async def test_this_machines_names_and_addresses_are_fine(http, host):
     assert (await http.get("/v1/models", headers={"Host": host})).status == 200
 
 
+async def test_a_probe_without_a_host_is_answered(http):
+    reader, writer = await asyncio.open_connection(http.host, http.port)
+    writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+    assert b" 200 " in await reader.readline()
+    writer.close()
+
+
 async def test_names_can_be_allowed_and_a_public_server_takes_all(serve):
     named = await serve(allowed_hosts=("llm.example",))
     assert (await named.get("/v1/models", headers={"Host": "LLM.example:8000"})).status == 200

@@ -162,6 +162,13 @@ def test_the_script_finds_every_element_it_names():
     assert named <= set(re.findall(r'id="([\w-]+)"', page))
 
 
+async def test_a_look_that_fails_stops_nothing(http, fake, monkeypatch):
+    monkeypatch.setattr("pagedjax.async_engine.INSPECTION_SECONDS", 0.05)
+    monkeypatch.setattr(fake, "inspect", lambda: 1 // 0)
+    assert (await http.get("/board/state")).status == 504
+    assert (await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status == 200
+
+
 async def test_a_look_into_a_dead_engine_is_an_error(engine, fake):
     assert (await engine.inspect()).ledger
     await engine.shutdown()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from servers.streaming import TextTemplates, to_json
+from servers.streaming import TextTemplates, json_answer, large_json_answer, to_json
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -156,3 +156,11 @@ def test_a_template_gives_what_encoding_the_whole_would():
     templates = TextTemplates(build)
     for index, text in [(0, "a"), (1, 'quote " and \\ and \n'), (0, "é\u2028\x00😀"), (1, "")]:
         assert templates.fill(index, text) == to_json(build(index, text))
+
+
+def test_a_large_answer_is_the_same_answer():
+    value = {"a": [{"b": "é\n", "c": [1.5, None, True]}], "d": {}}
+    assert (large_json_answer(value).text, large_json_answer(value).headers) == (
+        json_answer(value).text,
+        json_answer(value).headers,
+    )
