@@ -1,5 +1,7 @@
 """What SamplingParams takes and refuses: every wrong value is an InvalidRequestError that names its field."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -45,10 +47,11 @@ def test_a_wrong_value_is_refused_by_name(field, value, message):
 
 
 def test_numbers_and_arrays_of_numpy_are_taken_as_pythons():
-    params = SamplingParams(
-        n=np.int64(2), temperature=np.float32(0.5), seed=np.int64(3), stop_token_ids=np.array([1, 2]),
-        allowed_token_ids=np.arange(3), logit_bias={np.int64(4): np.float32(1)},
-    )  # fmt: skip
+    given: dict[str, Any] = {
+        "n": np.int64(2), "temperature": np.float32(0.5), "seed": np.int64(3), "stop_token_ids": np.array([1, 2]),
+        "allowed_token_ids": np.arange(3), "logit_bias": {np.int64(4): np.float32(1)},
+    }  # fmt: skip
+    params = SamplingParams(**given)
     assert params == SamplingParams(
         n=2, temperature=0.5, seed=3, stop_token_ids=[1, 2], allowed_token_ids=[0, 1, 2], logit_bias={4: 1.0}
     )
@@ -57,4 +60,3 @@ def test_numbers_and_arrays_of_numpy_are_taken_as_pythons():
 
 def test_one_stop_string_is_a_list_of_one():
     assert SamplingParams(stop="end").stop == ("end",)
-    assert SamplingParams(stop=None).stop == ()
