@@ -34,6 +34,7 @@ from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScor
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.request import RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
+from pagedjax.text.chat import load_chat_template
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -110,14 +111,15 @@ class LLMEngine:
         phases = PhaseTimes()
         platform = check_devices()
         phases.end("starting the device")
+        has_checkpoint = params is None and model_config is None and tokenizer is None
+        load_chat_template(config.chat_template)  # these two before the weights: a wrong path need not wait for them
+        self.default_sampling_params = generation_defaults(config) if has_checkpoint else {}
         loaded = loaded or load_model(config, params=params, model_config=model_config)
         jax.block_until_ready(nnx.state(loaded.model))
         phases.end("loading weights")
         self.config = resolve(config, max_position_embeddings=loaded.config.max_position_embeddings, platform=platform)
         self.model_config = loaded.config
-        has_checkpoint = params is None and model_config is None and tokenizer is None
         self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
-        self.default_sampling_params = generation_defaults(self.config) if has_checkpoint else {}
         self._input = RequestInput(self.config, loaded.config, self.tokenizer, self._eos_token_ids())
         phases.end("loading the tokenizer")
         self._runner = ModelRunner(loaded, self.config, phases=phases, show_progress=show_progress)

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from pagedjax import EngineDeadError, InvalidRequestError, RequestOutputKind, SamplingParams
+from pagedjax import (
+    ConfigError,
+    EngineConfig,
+    EngineDeadError,
+    InvalidRequestError,
+    LLMEngine,
+    RequestOutputKind,
+    SamplingParams,
+)
 from pagedjax.execution.buckets import IS_FUSED
 from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
 
@@ -397,3 +405,11 @@ def test_an_engine_that_was_shut_down_says_so():
         engine.add_request("y", "hello", GREEDY)
     with pytest.raises(EngineDeadError, match="was shut down"):
         engine.step()
+
+
+@pytest.mark.parametrize("options", [{"chat_template": "/no/such.jinja"}, {"generation_config": "/no/such"}])
+def test_a_wrong_path_is_found_before_the_weights_are_loaded(monkeypatch, options):
+    """It was found when they were there, after minutes for a large model."""
+    monkeypatch.setattr("pagedjax.engine.load_model", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match="/no/such"):
+        LLMEngine(EngineConfig(model="demo", **options))
