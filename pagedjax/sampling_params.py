@@ -39,7 +39,7 @@ class RequestOutputKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling and stopping of one request. Lists are kept as tuples, numpy's numbers as Python's.
+    """Sampling and stopping of one request. Numpy's numbers and arrays are kept as Python's.
 
     Raises:
       InvalidRequestError: a value is out of range; the message names value, limit and remedy.
@@ -174,11 +174,11 @@ def _check_lists(params: SamplingParams) -> None:
             raise InvalidRequestError(
                 "allowed_token_ids is empty; name at least one id or leave it out", param="allowed_token_ids"
             )
-        _set(params, "allowed_token_ids", allowed)
+        _set(params, "allowed_token_ids", list(allowed))
     if params.logit_bias is not None:
         _set(params, "logit_bias", _logit_bias(params.logit_bias))
     if params.bad_words is not None:
-        _set(params, "bad_words", _entries(params, "bad_words"))
+        _set(params, "bad_words", list(_entries(params, "bad_words")))
     _check_length("bad_words", params.bad_words or (), MAX_BAD_WORDS)
     for word in params.bad_words or ():
         if not isinstance(word, str) or not word:
