@@ -413,3 +413,17 @@ def test_a_wrong_path_is_found_before_the_weights_are_loaded(monkeypatch, option
     monkeypatch.setattr("pagedjax.engine.load_model", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match="/no/such"):
         LLMEngine(EngineConfig(model="demo", **options))
+
+
+def test_a_stop_string_across_the_border_of_min_tokens_ends_the_request(engine):
+    prompt = [76, 2]
+    tokens = continuation(prompt, 30)
+    texts = [engine.tokenizer.decode([token]) for token in tokens]
+    i = next(i for i in range(2, 28) if all(text.isascii() and text for text in texts[i : i + 2]))
+    stop = texts[i] + texts[i + 1]
+    for min_tokens in (i, i + 1, i + 2):  # the string is complete with token i + 2
+        params = SamplingParams(temperature=0, max_tokens=30, min_tokens=min_tokens, stop=stop, ignore_eos=True)
+        out = run_all(engine, [("s", prompt, params)])["s"].outputs[0]
+        assert (out.token_ids, out.stop_reason) == (tokens[: i + 2], stop)
+    late = SamplingParams(temperature=0, max_tokens=30, min_tokens=30, stop=stop, ignore_eos=True)
+    assert run_all(engine, [("s", prompt, late)])["s"].outputs[0].finish_reason == "length"
