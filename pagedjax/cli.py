@@ -93,7 +93,6 @@ def _bench(arguments: Sequence[str], *, program: str) -> int:
         return 0
     if name not in bench.SUBCOMMANDS:
         return _fail(program, _unknown("measurement", name, list(bench.SUBCOMMANDS)))
-    _quieten_transformers()
     module = bench.load(name)
 
     def measure(*configs: Any) -> int:
@@ -195,13 +194,7 @@ def _prepare(engine: EngineConfig, level: int) -> None:
     logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE_FORMAT, level=logging.WARNING)
     for name in ("pagedjax", "servers", "aiohttp.access"):
         logging.getLogger(name).setLevel(level)
-    _quieten_transformers()
     reserve_device_memory(engine.gpu_memory_utilization)
-
-
-def _quieten_transformers() -> None:
-    """Have it not miss PyTorch, which is not wanted; it looks when it is imported."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def _unknown(kind: str, name: str, known: Sequence[str]) -> str:

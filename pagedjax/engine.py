@@ -22,7 +22,7 @@ from flax import nnx
 from pagedjax.config import EngineConfig, resolve
 from pagedjax.device import check_devices, device_memory
 from pagedjax.engine_view import EngineView
-from pagedjax.errors import InvalidRequestError
+from pagedjax.errors import EngineDeadError, InvalidRequestError
 from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResult
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
@@ -37,6 +37,7 @@ from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScor
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
+from pagedjax.text.chat import load_chat_template
 from pagedjax.text.structured_output import Grammar
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -114,14 +115,15 @@ class LLMEngine:
         phases = PhaseTimes()
         platform = check_devices()
         phases.end("starting the device")
+        has_checkpoint = params is None and model_config is None and tokenizer is None
+        load_chat_template(config.chat_template)  # these two before the weights: a wrong path need not wait for them
+        self.default_sampling_params = generation_defaults(config) if has_checkpoint else {}
         loaded = loaded or load_model(config, params=params, model_config=model_config)
         jax.block_until_ready(nnx.state(loaded.model))
         phases.end("loading weights")
         self.config = resolve(config, max_position_embeddings=loaded.config.max_position_embeddings, platform=platform)
         self.model_config = loaded.config
-        has_checkpoint = params is None and model_config is None and tokenizer is None
         self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
-        self.default_sampling_params = generation_defaults(self.config) if has_checkpoint else {}
         self._input = RequestInput(self.config, loaded.config, self.tokenizer, self._eos_token_ids())
         phases.end("loading the tokenizer")
         self._runner = ModelRunner(loaded, self.config, phases=phases, show_progress=show_progress)
@@ -139,6 +141,7 @@ class LLMEngine:
             enable_prefix_caching=self.config.enable_prefix_caching,
             policy=self.config.scheduling_policy,
         )
+        self._is_open = True
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
         ledger = self._runner.ledger
         self._iterations = IterationStats(
@@ -166,23 +169,31 @@ class LLMEngine:
 
         Raises:
           InvalidRequestError: it can never run; the engine is untouched.
+          EngineDeadError: the engine was shut down.
         """
-        if request_id in self._running or request_id in self._completions:
-            raise InvalidRequestError(f"request_id {request_id!r:.80} is in use; choose another", param="request_id")
+        self._check_open()
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         params = sampling_params if sampling_params is not None else self.default_params()
         new = self._input.build(
             request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
         )
+        for taken in (request_id, *(child.request_id for child in new.children)):  # n > 1 has an id for each child
+            if taken in self._running or taken in self._completions:
+                raise InvalidRequestError(f"request_id {taken!r:.80} is in use; choose another", param="request_id")
+        running = RunningRequest.start(new, self.tokenizer, arrival_time=arrival_time)
         for child in new.children:  # they are alike: if one is refused, the first is
             self._scheduler.add_request(child)
-        running = RunningRequest.start(new, self.tokenizer, arrival_time=arrival_time)
         self._running[request_id] = running
         for completion in running.completions:
             self._completions[completion.request.request_id] = (running, completion)
 
     def step(self) -> StepOutput:
-        """Run one iteration: schedule and dispatch the next step, then read the one before."""
+        """Run one iteration: schedule and dispatch the next step, then read the one before.
+
+        Raises:
+          EngineDeadError: the engine was shut down.
+        """
+        self._check_open()
         began, waited = time.perf_counter(), self._runner.times.wait
         output = self._scheduler.schedule()
         if output.scheduled:
@@ -268,12 +279,17 @@ class LLMEngine:
         return self._scheduler.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """Abort everything and free the device memory."""
-        self.abort(list(self._running))
-        while self._in_flight:
-            self._runner.read(self._in_flight.popleft()[0])
-        self._running.clear()
-        self._runner.close()
+        """Drop every request and free the device memory; harmless when repeated. The engine is of no use afterwards."""
+        if self._is_open:
+            self._is_open = False
+            self.abort(list(self._running))
+            while self._in_flight:
+                self._runner.read(self._in_flight.popleft()[0])
+            self._scheduler.schedule()  # frees the blocks
+            self._running.clear()
+            self._completions.clear()
+            self._due.clear()
+            self._runner.close()
 
     def check_integrity(self) -> None:
         """Assert that free, used and cached blocks add up."""
@@ -292,6 +308,10 @@ class LLMEngine:
     def host_times(self) -> Any:
         """Seconds of host work per phase, summed over iterations (`HostTimes`)."""
         return self._runner.times
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise EngineDeadError("the engine was shut down; make a new one")
 
     def _eos_token_ids(self) -> frozenset[int]:
         ids = set(self.model_config.eos_token_ids) | set(self.default_sampling_params.pop("eos_token_ids", ()))
@@ -363,7 +383,7 @@ class LLMEngine:
         elif grammar is not None:
             self._follow(running, completion, grammar, token_ids)
         if request.status == RequestStatus.FINISHED_ERROR and running.error is None:
-            running.error = "the model's logits were not finite (NaN or infinity); check the weights and the dtype"
+            running.error = _why_nothing_is_sampled(request.sampling_params)
 
     def _follow(
         self, running: RunningRequest, completion: RunningCompletion, grammar: Grammar, token_ids: list[int]
@@ -393,6 +413,14 @@ class LLMEngine:
     def _forget(self, request_id: str) -> None:
         for completion in self._running.pop(request_id).completions:
             self._completions.pop(completion.request.request_id)
+
+
+def _why_nothing_is_sampled(params: SamplingParams) -> str:
+    bans = [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(params, name)]
+    reason = "the model's logits were not finite (NaN or infinity); check the weights and the dtype"
+    if bans:
+        reason = f"{' and '.join(bans)} left no token to choose from; loosen them. If they do leave some, {reason}"
+    return reason
 
 
 def _scores(arrays: TokenLogprobs) -> Iterator[TokenScores]:

@@ -1,33 +1,30 @@
 """The offline interface: `LLM(...)`, then `generate`, `chat` or `stream`. Blocks until the answer is there.
 
-Usable in scripts and notebooks: an interrupt ends the running call, not the engine.
+Usable in scripts and notebooks: an interrupt ends the running call, not the engine. Calls may overlap, in one thread
+(two streams read in turn) or several: whoever needs an output steps the engine and hands the others theirs.
 """
 
 import itertools
-import signal
-import sys
 import threading
-import types
-import weakref
-from collections.abc import Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, Self
 
 from tqdm import tqdm
 
 from pagedjax.config import EngineConfig
 from pagedjax.engine import LLMEngine
-from pagedjax.errors import InvalidRequestError
+from pagedjax.errors import EngineDeadError, InvalidRequestError
+from pagedjax.interrupts import InterruptAfterwards
 from pagedjax.models.config import ModelConfig
+from pagedjax.notebook_cell import NotebookCell
 from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 
 Prompt = str | Sequence[int]
-
-# A notebook cell that is run again builds its LLM while the old one still holds the device memory, because the
-# variable is only rebound afterwards. The engine that a cell made is therefore remembered by the place in the cell, and
-# closed when the same place makes the next one. Module state, because a cell has no other place that outlives a run.
-_made_in_notebook: "weakref.WeakValueDictionary[tuple[str, int], LLM]" = weakref.WeakValueDictionary()
 
 
 class LLM:
@@ -51,12 +48,20 @@ class LLM:
         show_progress: bool = True,
         **options: Any,
     ):
-        _close_previous_run_of_cell(self)
+        cell = NotebookCell.of_caller(1)
+        if cell is not None:
+            cell.close_earlier()
         self.engine = LLMEngine(
             EngineConfig(model=model, **options), params=params, model_config=model_config, show_progress=show_progress
         )
-        self._request_ids = (str(i) for i in itertools.count())
+        self._request_ids = (f"llm-{i}" for i in itertools.count())
+        self._lock = threading.Lock()  # held for each call of the engine
+        self._stepping_thread: int | None = None
+        self._arrived: dict[str, deque[RequestOutput]] = {}  # by request: its call's outputs that nobody has read yet
+        self._ended: list[str] = []  # requests that their calls have left, to be aborted by the next step
         self._is_open = True
+        if cell is not None:
+            cell.remember(self)
 
     def generate(
         self,
@@ -74,18 +79,24 @@ class LLM:
           sampling_params: one for all or one for each; None is the model's own defaults.
           prompt_token_ids: the prompts as token ids, in place of `prompts`.
 
+          priority: one for each prompt, under `scheduling_policy="priority"`; the lowest goes first.
+
         Raises:
           InvalidRequestError: a prompt or a parameter is wrong; nothing was generated.
         """
         items = _prompt_list(prompts, prompt_token_ids)
         params = self._params_list(sampling_params, len(items), RequestOutputKind.FINAL_ONLY)
         priorities = priority if priority is not None else [0] * len(items)
+        if len(priorities) != len(items):
+            raise InvalidRequestError(
+                f"{len(priorities)} priorities for {len(items)} prompts; give one for each", param="priority"
+            )
         request_ids: list[str] = []
+        arrived: deque[RequestOutput] = deque()
         try:
             for prompt, one, level in zip(items, params, priorities, strict=True):
-                request_ids.append(next(self._request_ids))
-                self.engine.add_request(request_ids[-1], prompt, one, priority=level)
-            finished = {out.request_id: out for out in self._run(request_ids, use_tqdm=use_tqdm)}
+                request_ids.append(self._add(arrived, prompt, one, priority=level))
+            finished = {out.request_id: out for out in self._run(arrived, len(request_ids), use_tqdm=use_tqdm)}
         finally:
             self._end(request_ids)
         return [finished[request_id] for request_id in request_ids]
@@ -98,16 +109,29 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         use_tqdm: bool = False,
-        **template_kwargs: Any,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, through the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        """Answer one conversation, or several, through the model's chat template.
+
+        Args:
+          tools: described to the model by the template; the answer is text all the same.
+          chat_template: Jinja text in place of the model's own.
+          chat_template_kwargs: further variables of the template, such as `enable_thinking`.
+
+        Raises:
+          InvalidRequestError: a message or a parameter is wrong, or the template refuses; nothing was generated.
+        """
+        conversations = messages if messages and isinstance(messages[0], list | tuple) else [messages]
         prompts = [
             self.encode_chat(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **template_kwargs,
+                tools=tools,
+                chat_template=chat_template,
+                **(chat_template_kwargs or {}),
             )
             for conversation in conversations
         ]
@@ -117,19 +141,24 @@ class LLM:
         self,
         prompt: Prompt | Sequence[dict[str, Any]],
         sampling_params: SamplingParams | None = None,
-        **template_kwargs: Any,
+        *,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
         """Generate for one prompt, or one conversation of messages, and yield each new piece of text (DELTA outputs).
 
-        Leaving the iterator early ends the request.
+        Leaving the iterator early ends the request. `chat_template_kwargs` are further variables of the template.
         """
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
-        text_or_ids: Any = self.encode_chat(prompt, **template_kwargs) if is_chat else prompt
+        is_chat = isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        if chat_template_kwargs and not is_chat:
+            raise InvalidRequestError(
+                "chat_template_kwargs needs messages, the prompt is none; leave it out", param="chat_template_kwargs"
+            )
+        text_or_ids: Any = self.encode_chat(prompt, **(chat_template_kwargs or {})) if is_chat else prompt
         params = self._params_list(sampling_params, 1, RequestOutputKind.DELTA)[0]
-        request_id = next(self._request_ids)
-        self.engine.add_request(request_id, text_or_ids, params)
+        arrived: deque[RequestOutput] = deque()
+        request_id = self._add(arrived, text_or_ids, params)
         try:
-            yield from self._run([request_id], use_tqdm=False)
+            yield from self._run(arrived, 1, use_tqdm=False)
         finally:
             self._end([request_id])
 
@@ -142,9 +171,10 @@ class LLM:
 
     def shutdown(self) -> None:
         """End all requests and free the device memory. The object is of no use afterwards."""
-        if self._is_open:
-            self._is_open = False
-            self.engine.shutdown()
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self.engine.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +187,13 @@ class LLM:
     ) -> list[SamplingParams]:
         if params is None:
             params = self.engine.default_params()
-        several = [params] * count if isinstance(params, SamplingParams) else list(params)
+        several: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * count
+        for one in several:
+            if not isinstance(one, SamplingParams):
+                raise InvalidRequestError(
+                    f"sampling_params holds {one!r:.80}; give a SamplingParams, or one for each prompt",
+                    param="sampling_params",
+                )
         if len(several) != count:
             raise InvalidRequestError(
                 f"{len(several)} sampling parameters for {count} prompts; give one for all or one for each",
@@ -165,73 +201,63 @@ class LLM:
             )
         return [replace(one, output_kind=kind) for one in several]
 
-    def _run(self, request_ids: list[str], *, use_tqdm: bool) -> Iterator[RequestOutput]:
-        """Step until these requests are done and yield their outputs."""
-        pending = set(request_ids)
-        num_generated = self.engine.stats()["generation_tokens"]
-        with tqdm(total=len(pending), desc="Generating", unit="request", disable=not use_tqdm) as progress:
-            while pending:
-                with _InterruptBetweenSteps():
-                    outputs = list(self.engine.step())
-                for output in outputs:
-                    if output.request_id not in pending:
-                        continue
+    def _add(self, arrived: deque[RequestOutput], prompt: Any, params: SamplingParams, *, priority: int = 0) -> str:
+        """Queue a request, whose outputs go to `arrived`, and return its id."""
+        request_id = next(self._request_ids)
+        with self._lock, InterruptAfterwards():
+            self.engine.add_request(request_id, prompt, params, priority=priority)
+            self._arrived[request_id] = arrived
+        return request_id
+
+    def _run(self, arrived: deque[RequestOutput], num_requests: int, *, use_tqdm: bool) -> Iterator[RequestOutput]:
+        """Step until this call's requests are done and yield their outputs."""
+        num_generated, began = 0, time.monotonic()
+        with tqdm(total=num_requests, desc="Generating", unit="request", disable=not use_tqdm) as progress:
+            while num_requests:
+                if not arrived:
+                    with self._lock:
+                        if not arrived:  # nor did another call's step bring any while this one waited
+                            self._step()
+                            if not arrived and not self.engine.has_unfinished_requests():
+                                raise EngineDeadError("the request's last output went to another caller of step()")
+                while arrived:
+                    output = arrived.popleft()
                     if output.finished:
-                        pending.discard(output.request_id)
+                        num_requests -= 1
+                        num_generated += sum(len(completion.token_ids) for completion in output.outputs)
+                        progress.set_postfix_str(f"{num_generated / (time.monotonic() - began):.1f} tokens/s", False)
                         progress.update()
-                        seconds = max(progress.format_dict["elapsed"], 1e-6)
-                        tokens = self.engine.stats()["generation_tokens"] - num_generated
-                        progress.set_postfix_str(f"{tokens / seconds:.1f} tokens/s")
                     yield output
+
+    def _step(self) -> None:
+        """Step the engine, for whoever holds the lock, and bring each output to the call that waits for it."""
+        with InterruptAfterwards():
+            self._stepping_thread = threading.get_ident()
+            try:
+                ended, self._ended = self._ended, []
+                self.engine.abort(ended)
+                for output in self.engine.step():
+                    if output.request_id in self._arrived:
+                        self._arrived[output.request_id].append(output)
+            finally:
+                self._stepping_thread = None
 
     def _end(self, request_ids: list[str]) -> None:
         """Abort what an error, an interrupt or a closed iterator left unfinished, and let the engine drain."""
-        if not self._is_open:
-            return
-        left = set(request_ids) & self.engine.unfinished_request_ids()
-        if left:
-            self.engine.abort(left)
-            while left & self.engine.unfinished_request_ids():
-                self.engine.step()
-
-
-class _InterruptBetweenSteps:
-    """Holds back Ctrl-C during an engine step, which must not be torn in half; a second one goes through at once."""
-
-    def __enter__(self) -> None:
-        self._seen = False
-        self._old = None
-        if threading.current_thread() is threading.main_thread():
-            self._old = signal.getsignal(signal.SIGINT)
-            signal.signal(signal.SIGINT, self._note)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._old is not None:
-            signal.signal(signal.SIGINT, self._old)
-        if self._seen:
-            raise KeyboardInterrupt
-
-    def _note(self, number: int, frame: types.FrameType | None) -> None:
-        if self._seen:
-            raise KeyboardInterrupt
-        self._seen = True
+        self._ended += request_ids
+        if self._stepping_thread == threading.get_ident():
+            return  # the garbage collector found a forgotten stream in the middle of a step: the next one aborts it
+        with self._lock:
+            for request_id in request_ids:
+                self._arrived.pop(request_id, None)
+            while self._is_open and not self.engine.unfinished_request_ids().isdisjoint(request_ids):
+                self._step()
 
 
 def _prompt_list(prompts: Any, prompt_token_ids: Any) -> list[Prompt]:
     if (prompts is None) == (prompt_token_ids is None):
         raise InvalidRequestError("give either prompts or prompt_token_ids", param="prompts")
-    given = prompts if prompts is not None else prompt_token_ids
-    if isinstance(given, str) or (len(given) and not isinstance(given[0], str | Sequence)):
-        return [given]
-    return list(given)
-
-
-def _close_previous_run_of_cell(llm: LLM) -> None:
-    frame = sys._getframe(2)  # whoever called LLM(...)
-    if "get_ipython" not in frame.f_globals or frame.f_code.co_name != "<module>":
-        return
-    place = (frame.f_code.co_filename, frame.f_lineno)
-    previous = _made_in_notebook.get(place)
-    if previous is not None:
-        previous.shutdown()
-    _made_in_notebook[place] = llm
+    given: Any = prompts if prompts is not None else prompt_token_ids
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    items: list[Any] = list(given) if is_list else [given]  # the engine refuses what is no prompt
+    return [items] if is_list and items and isinstance(items[0], Integral) else items

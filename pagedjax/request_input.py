@@ -4,7 +4,8 @@ Everything that can be wrong with a request is found here, before it reaches any
 """
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,19 +59,19 @@ class RequestInput:
         Raises:
           InvalidRequestError: the prompt or a parameter does not fit this model; nothing was queued.
         """
+        _check_params(params)
+        self._check_order(priority, arrival_time)
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise InvalidRequestError(
+                f"cache_salt is {cache_salt!r:.80}; it must be a string that is not empty", param="cache_salt"
+            )
         params.validate_for(vocab_size=self._model.vocab_size, max_logprobs=self._config.max_logprobs)
         text = prompt if isinstance(prompt, str) else None
         token_ids = self._encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**62))
         bad_words = self._bad_words(params.bad_words or ())
-        num_ending = len(self._eos_token_ids | set(params.stop_token_ids))
-        if params.min_tokens and num_ending > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequestError(
-                f"min_tokens holds back {num_ending} EOS and stop tokens, the limit is {MAX_STOP_TOKEN_IDS}; "
-                "name fewer stop_token_ids",
-                param="stop_token_ids",
-            )
+        self._check_bans(params, bad_words)
         children = [
             Request(
                 request_id if params.n == 1 else f"{request_id}-{index}",
@@ -110,7 +111,44 @@ class RequestInput:
             raise InvalidRequestError("prompt is empty; send at least one token", param="prompt")
         return token_ids
 
+    def _check_order(self, priority: int, arrival_time: float) -> None:
+        """Check what requests are sorted by: a value that does not compare would put the queues out of order."""
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidRequestError(f"priority is {priority!r:.80}; it must be an integer", param="priority")
+        if priority and self._config.scheduling_policy != "priority":
+            raise InvalidRequestError(
+                f"priority is {priority}, but this engine serves first come first served; leave it out or set "
+                "--scheduling-policy priority",
+                param="priority",
+            )
+        if not isinstance(arrival_time, int | float) or not math.isfinite(arrival_time):
+            raise InvalidRequestError(
+                f"arrival_time is {arrival_time!r:.80}; it must be seconds on time.monotonic()", param="arrival_time"
+            )
+
+    def _check_bans(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
+        """Check that the sampler has room for the tokens that min_tokens bans, and that a first token is left."""
+        ending = (frozenset() if params.ignore_eos else self._eos_token_ids).union(params.stop_token_ids)
+        held_back = ending if params.min_tokens else frozenset()
+        if len(held_back) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"min_tokens holds back {len(held_back)} EOS and stop tokens, the limit is {MAX_STOP_TOKEN_IDS}; "
+                "name fewer stop_token_ids",
+                param="stop_token_ids",
+            )
+        banned = held_back.union(word[0] for word in bad_words if len(word) == 1)
+        if params.allowed_token_ids is not None and banned.issuperset(params.allowed_token_ids):
+            raise InvalidRequestError(
+                f"bad_words and min_tokens ban each of the {len(params.allowed_token_ids)} allowed_token_ids; "
+                "allow more or ban less",
+                param="allowed_token_ids",
+            )
+
     def _check_ids(self, prompt: Sequence[int]) -> list[int]:
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+            raise InvalidRequestError(
+                f"prompt is {prompt!r:.80}; it must be a string or a list of token ids", param="prompt"
+            )
         token_ids = list(prompt)
         if not token_ids:
             raise InvalidRequestError("prompt is empty; send at least one token", param="prompt")
@@ -163,3 +201,10 @@ class RequestInput:
                 )
             found[token_ids] = None
         return tuple(found)
+
+
+def _check_params(params: SamplingParams) -> None:
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(
+            f"sampling_params is {params!r:.80}; it must be a SamplingParams", param="sampling_params"
+        )

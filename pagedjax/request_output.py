@@ -65,11 +65,8 @@ class RunningCompletion:
         visible = token_ids
         if self.request.status == RequestStatus.FINISHED_STOPPED and not params.include_stop_str_in_output:
             visible = token_ids[:-1]  # the stop token's own text is not part of the output
-        text = self._detokenizer.push(visible)
-        if len(self.request.output_token_ids) < params.min_tokens:
-            self.text += text
-            return None
-        result = self._stop.push(text)
+        has_min_tokens = len(self.request.output_token_ids) >= params.min_tokens
+        result = self._stop.push(self._detokenizer.push(visible), may_match=has_min_tokens)
         self.text += result.text_to_emit
         return result.matched
 

@@ -4,10 +4,11 @@ Field names, defaults and meanings are vLLM's. Values are checked on constructio
 reaches any queue; what depends on a model (vocabulary, context length) is checked by `validate_for`.
 """
 
-import math
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Integral, Real
+from typing import Any
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.structured_outputs import StructuredOutputsParams
@@ -20,6 +21,13 @@ MAX_BAD_WORD_TOKENS = 16
 MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
+SWITCHES = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
+)
 
 
 class RequestOutputKind(Enum):
@@ -32,7 +40,7 @@ class RequestOutputKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling and stopping of one request.
+    """Sampling and stopping of one request. Numpy's numbers and arrays are kept as Python's.
 
     Raises:
       InvalidRequestError: a value is out of range; the message names value, limit and remedy.
@@ -65,10 +73,8 @@ class SamplingParams:
     output_kind: RequestOutputKind = field(default=RequestOutputKind.CUMULATIVE)
 
     def __post_init__(self) -> None:
-        stop = self.stop
-        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         _check_numbers(self)
+        _check_kinds(self)
         _check_lists(self)
 
     @property
@@ -126,12 +132,30 @@ def _check(
 ) -> None:
     value = getattr(params, name)
     bounds = f"{'above' if exclusive_low else 'at least'} {low} and at most {high}"
-    is_number = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
-    if not is_number:
-        raise InvalidRequestError(f"{name} is {value!r}; it must be a number, {bounds}", param=name)
-    is_nan = isinstance(value, float) and math.isnan(value)  # an integer may be larger than every float
-    if is_nan or not low <= value <= high or (exclusive_low and value == low):
-        raise InvalidRequestError(f"{name} is {value!r:.80}; it must be {bounds}", param=name)
+    if not _is_number(value, Real if kind is float else Integral):
+        noun = "a number" if kind is float else "an integer"
+        raise InvalidRequestError(f"{name} is {value!r:.80}; it must be {noun}, {bounds}", param=name)
+    if not low <= value <= high or (exclusive_low and value == low):  # NaN is in no range
+        raise InvalidRequestError(f"{name} is {value!s:.80}; it must be {bounds}", param=name)
+    _set(params, name, kind(value))
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _set(params: SamplingParams, name: str, value: Any) -> None:
+    object.__setattr__(params, name, value)  # the dataclass is frozen for everybody else
+
+
+def _check_kinds(params: SamplingParams) -> None:
+    for name in SWITCHES:
+        if not isinstance(getattr(params, name), bool):
+            raise InvalidRequestError(f"{name} is {getattr(params, name)!r:.80}; it must be True or False", param=name)
+    if not isinstance(params.output_kind, RequestOutputKind):
+        raise InvalidRequestError(
+            f"output_kind is {params.output_kind!r:.80}; it must be a RequestOutputKind", param="output_kind"
+        )
 
 
 def _check_lists(params: SamplingParams) -> None:
@@ -140,6 +164,7 @@ def _check_lists(params: SamplingParams) -> None:
             f"structured_outputs is {params.structured_outputs!r:.80}; it must be a StructuredOutputsParams",
             param="structured_outputs",
         )
+    _set(params, "stop", (params.stop,) if isinstance(params.stop, str) else _entries(params, "stop"))
     _check_length("stop", params.stop, MAX_STOP_STRINGS)
     for text in params.stop:
         if not isinstance(text, str) or not text or len(text) > MAX_STOP_STRING_CHARS:
@@ -148,15 +173,19 @@ def _check_lists(params: SamplingParams) -> None:
             )
     if params.stop and not params.detokenize:
         raise InvalidRequestError("stop strings need text; set detokenize=True or use stop_token_ids", param="stop")
-    _check_ids("stop_token_ids", params.stop_token_ids)
+    _set(params, "stop_token_ids", _token_ids("stop_token_ids", _entries(params, "stop_token_ids")))
     _check_length("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS - 4)
     if params.allowed_token_ids is not None:
-        _check_ids("allowed_token_ids", params.allowed_token_ids)
-        if not params.allowed_token_ids:
+        allowed = _token_ids("allowed_token_ids", _entries(params, "allowed_token_ids"))
+        if not allowed:
             raise InvalidRequestError(
                 "allowed_token_ids is empty; name at least one id or leave it out", param="allowed_token_ids"
             )
-    _check_logit_bias(params.logit_bias or {})
+        _set(params, "allowed_token_ids", list(allowed))
+    if params.logit_bias is not None:
+        _set(params, "logit_bias", _logit_bias(params.logit_bias))
+    if params.bad_words is not None:
+        _set(params, "bad_words", list(_entries(params, "bad_words")))
     _check_length("bad_words", params.bad_words or (), MAX_BAD_WORDS)
     for word in params.bad_words or ():
         if not isinstance(word, str) or not word:
@@ -165,21 +194,41 @@ def _check_lists(params: SamplingParams) -> None:
             )
 
 
-def _check_logit_bias(bias: dict[int, float]) -> None:
-    _check_ids("logit_bias", tuple(bias))
+def _entries(params: SamplingParams, name: str) -> tuple[Any, ...]:
+    """The entries of a list; one string is not a list of its letters, a mapping not one of its keys."""
+    value = getattr(params, name)
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | Mapping):
+        raise InvalidRequestError(f"{name} is {value!r:.80}; it must be a list", param=name)
+    try:
+        return tuple(value)
+    except TypeError:
+        raise InvalidRequestError(f"{name} is {value!r:.80}; it must be a list", param=name) from None
+
+
+def _logit_bias(bias: Any) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidRequestError(
+            f"logit_bias is {bias!r:.80}; it must be a dict from token ids to numbers", param="logit_bias"
+        )
     _check_length("logit_bias", bias, MAX_LOGIT_BIAS)
+    token_ids = _token_ids("logit_bias", bias)
     for token_id, value in bias.items():
-        if not isinstance(value, int | float) or not -100 <= value <= 100:
+        if not _is_number(value, Real) or not -100 <= value <= 100:
             raise InvalidRequestError(
-                f"logit_bias[{token_id}] is {value!r}; it must be a number, at least -100 and at most 100",
+                f"logit_bias[{token_id}] is {value!r:.80}; it must be a number, at least -100 and at most 100",
                 param="logit_bias",
             )
+    return dict(zip(token_ids, map(float, bias.values()), strict=True))
 
 
-def _check_ids(name: str, ids: Sequence[int]) -> None:
-    for token_id in ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+def _token_ids(name: str, ids: Iterable[Any]) -> tuple[int, ...]:
+    token_ids = tuple(ids)
+    for token_id in token_ids:
+        if not _is_number(token_id, Integral) or token_id < 0:
             raise InvalidRequestError(f"{name} holds {token_id!r:.80}; token ids are integers of 0 or more", param=name)
+    return tuple(map(int, token_ids))
 
 
 def _check_length(name: str, values: Sized, limit: int) -> None:

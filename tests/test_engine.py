@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from pagedjax import InvalidRequestError, RequestOutputKind, SamplingParams
+from pagedjax import (
+    ConfigError,
+    EngineConfig,
+    EngineDeadError,
+    InvalidRequestError,
+    LLMEngine,
+    RequestOutputKind,
+    SamplingParams,
+)
 from pagedjax.execution.buckets import IS_FUSED
 from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
 
@@ -313,6 +321,11 @@ def test_nothing_compiles_after_ready_whatever_the_parameters_and_lengths(engine
         ([1, 263], "prompt", "263, the vocabulary is 0..262"),
         ([1, -1], "prompt", "-1"),
         ("x" * 1_000_000, "prompt", "1000000 characters"),
+        (None, "prompt", "prompt is None"),
+        (5, "prompt", "prompt is 5"),
+        (b"abc", "prompt", "prompt is b'abc'"),
+        ({"prompt": "a"}, "prompt", "prompt is {'prompt': 'a'}"),
+        ([1.5], "prompt", "token id 1.5"),
     ],
 )
 def test_a_bad_prompt_is_refused_with_value_limit_and_remedy(engine, prompt, field, message):
@@ -329,3 +342,88 @@ def test_a_request_id_in_use_is_refused(engine):
     engine.abort("same")
     while engine.has_unfinished_requests():
         engine.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"priority": "high"}, "priority"),
+        ({"priority": float("nan")}, "priority"),
+        ({"priority": 3}, "priority"),  # under fcfs it would be ignored
+        ({"arrival_time": float("nan")}, "arrival_time"),
+        ({"arrival_time": "now"}, "arrival_time"),
+        ({"sampling_params": {"n": 1}}, "sampling_params"),
+    ],
+)
+def test_a_bad_option_of_one_request_costs_the_others_nothing(engine, options, field):
+    """A salt that was no string ended the engine at the next step; a priority that does not compare, its queues."""
+    engine.add_request("good", "hello" * 4, GREEDY)
+    with pytest.raises(InvalidRequestError, match=f"^{field} is") as error:
+        engine.add_request("bad", "hello" * 4, **({"sampling_params": GREEDY} | options))
+    assert error.value.param == field
+    assert list(run_all(engine, [])) == ["good"]
+
+
+def test_the_ids_of_several_completions_are_checked_before_any_is_queued(engine):
+    """The second child's id was in use: the first one stayed behind and its first token ended the engine."""
+    engine.add_request("a-1", "hello", GREEDY)
+    with pytest.raises(InvalidRequestError, match="'a-1' is in use"):
+        engine.add_request("a", "hello", SamplingParams(n=2, max_tokens=4))
+    assert list(run_all(engine, [])) == ["a-1"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"allowed_token_ids": [EOS], "min_tokens": 2}, {"allowed_token_ids": [EOS, 3], "stop_token_ids": [3]}]
+)
+def test_bans_that_leave_no_token_are_refused(engine, options):
+    params = SamplingParams(**{"max_tokens": 4, "min_tokens": 1, **options})
+    with pytest.raises(InvalidRequestError, match=r"ban each of the \d allowed_token_ids"):
+        engine.add_request("none", "hello", params)
+
+
+def test_bans_that_leave_no_token_later_are_said_to_be_the_reason(engine):
+    """The message blamed the weights."""
+    words = [f"{first}{second}" for first in "ab" for second in "ab"]
+    letters = engine.tokenizer.encode("ab")
+    params = SamplingParams(allowed_token_ids=letters, bad_words=words, max_tokens=4)
+    out = run_all(engine, [("none", "hello", params)])["none"]
+    assert (out.outputs[0].finish_reason, len(out.outputs[0].token_ids)) == ("error", 1)
+    assert "allowed_token_ids and bad_words left no token" in out.error
+
+
+def test_an_engine_that_was_shut_down_says_so():
+    """It raised JAX's "Array has been deleted"."""
+    engine = fake_engine()
+    engine.add_request("x", "hello", GREEDY)
+    engine.step()
+    engine.shutdown()
+    engine.shutdown()
+    assert not engine.has_unfinished_requests()
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        engine.add_request("y", "hello", GREEDY)
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        engine.step()
+
+
+@pytest.mark.parametrize("options", [{"chat_template": "/no/such.jinja"}, {"generation_config": "/no/such"}])
+def test_a_wrong_path_is_found_before_the_weights_are_loaded(monkeypatch, options):
+    """It was found when they were there, after minutes for a large model."""
+    monkeypatch.setattr("pagedjax.engine.load_model", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match="/no/such"):
+        LLMEngine(EngineConfig(model="demo", **options))
+
+
+def test_a_stop_string_across_the_border_of_min_tokens_ends_the_request(engine):
+    prompt = [76, 2]
+    tokens = continuation(prompt, 30)
+    texts = [engine.tokenizer.decode([token]) for token in tokens]
+    i = next(i for i in range(2, 28) if all(text.isascii() and text for text in texts[i : i + 2]))
+    stop = texts[i] + texts[i + 1]
+    for min_tokens in (i, i + 1, i + 2):  # the string is complete with token i + 2
+        params = SamplingParams(temperature=0, max_tokens=30, min_tokens=min_tokens, stop=stop, ignore_eos=True)
+        out = run_all(engine, [("s", prompt, params)])["s"].outputs[0]
+        assert (out.token_ids, out.stop_reason) == (tokens[: i + 2], stop)
+    late = SamplingParams(temperature=0, max_tokens=30, min_tokens=30, stop=stop, ignore_eos=True)
+    assert run_all(engine, [("s", prompt, late)])["s"].outputs[0].finish_reason == "length"

@@ -143,16 +143,19 @@ def _budget(config: EngineConfig, device: Any, ours: int) -> tuple[int, int, int
 
 def _too_small(config: EngineConfig, max_model_len: int, num_blocks: int, one_block: int, room: int) -> str:
     fits = max(0, (num_blocks - 1) * config.block_size)
-    needed = (-(-max_model_len // config.block_size) + 1) * one_block
+    num_needed = -(-max_model_len // config.block_size) + 1  # with the null block
+    needed, there_is = f"{num_needed * one_block / GIB:.2f} GiB", f"{max(room, 0) / GIB:.2f} GiB"
     if config.num_gpu_blocks_override:
-        remedy = f"raise --num-gpu-blocks-override to {-(-max_model_len // config.block_size) + 1}"
+        needed, there_is = f"{num_needed} blocks", f"{config.num_gpu_blocks_override} blocks"
+        remedy = f"raise --num-gpu-blocks-override to {num_needed}"
     elif config.kv_cache_memory_bytes or jax.local_devices()[0].platform == "cpu":
-        remedy = f"raise --kv-cache-memory-bytes to {needed}"
+        remedy = f"raise --kv-cache-memory-bytes to {num_needed * one_block}"
     else:
         remedy = (
             "raise --gpu-memory-utilization, lower --max-num-seqs or --max-num-batched-tokens, or use a smaller dtype"
         )
+    shorter = f", or set --max-model-len to {fits} or less" if fits else ""
     return (
-        f"one request of max_model_len {max_model_len} needs {needed / GIB:.2f} GiB of KV cache, there is room for "
-        f"{max(room, 0) / GIB:.2f} GiB ({fits} tokens); {remedy}, or set --max-model-len to {fits} or less"
+        f"one request of max_model_len {max_model_len} needs {needed} of KV cache, there is room for {there_is} "
+        f"({fits} tokens); {remedy}{shorter}"
     )

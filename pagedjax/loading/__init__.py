@@ -59,7 +59,11 @@ def _configuration_alone(path: Path) -> ModelConfig:
 
 
 def _load_path(path: Path, config: EngineConfig) -> LoadedModel:
-    load_format = _detect(path) if config.load_format == "auto" else config.load_format
+    load_format = _detect(path)
+    if config.load_format not in ("auto", load_format):
+        raise ConfigError(
+            f"load_format is {config.load_format!r}, but {path} is {load_format}; leave it out or pass another --model"
+        )
     if load_format == "orbax":
         from pagedjax.loading.orbax import load_orbax
 

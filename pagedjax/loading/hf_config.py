@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pagedjax.errors import ConfigError
+from pagedjax.loading.hf_values import check_values
 from pagedjax.models import model_class
 from pagedjax.models.config import ModelConfig, RopeConfig
 from pagedjax.models.rope import inverse_frequencies
@@ -67,7 +68,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         raise ConfigError(
             f"{path} does not exist; --model must be a directory with a Hugging Face config.json"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}; download it again") from error
     if not isinstance(hf, dict):
         raise ConfigError(f"{path} holds a JSON {type(hf).__name__}, not an object; download it again")
@@ -84,6 +85,7 @@ def model_config_from_hf(hf: HFConfig) -> ModelConfig:
         ConfigError: a key is missing or has a value that is not supported.
     """
     architecture = _architecture(hf)
+    check_values(hf)
     _refuse_unsupported(hf)
     reader = _Reader(
         {**FAMILY_DEFAULTS[architecture], **{key: value for key, value in hf.items() if value is not None}}
@@ -146,9 +148,10 @@ class _Reader:
 
 def _architecture(hf: HFConfig) -> str:
     model_type = str(hf.get("model_type"))
-    names = hf.get("architectures") or [ARCHITECTURE_OF_MODEL_TYPE.get(model_type, model_type)]
-    model_class(str(names[0]))  # raises for an unsupported one
-    return str(names[0])
+    names = hf.get("architectures")
+    name = names[0] if isinstance(names, list) and names else ARCHITECTURE_OF_MODEL_TYPE.get(model_type, model_type)
+    model_class(str(name))  # raises for an unsupported one
+    return str(name)
 
 
 def _refuse_unsupported(hf: HFConfig) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 from flax import nnx
-from transformers import PreTrainedTokenizerFast
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import CheckpointError, ConfigError
@@ -25,7 +24,7 @@ from pagedjax.loading.hub import resolve
 from pagedjax.loading.safetensors import SafetensorsSource
 from pagedjax.loading.weights import LoadedModel, abstract_model, load_weights, resolve_dtype
 from pagedjax.models.config import ModelConfig, RopeConfig
-from pagedjax.text.tokenizer import load_tokenizer
+from pagedjax.text.tokenizer import PreTrainedTokenizerFast, load_tokenizer
 
 MODEL_FILE = "pagedjax_model.json"
 PARAMS_DIRECTORY = "params"

@@ -26,14 +26,17 @@ class StopStrings:
         self._num_emitted = 0  # characters of the tail that went out already
         self._matched: str | None = None
 
-    def push(self, text: str) -> StopResult:
-        """Add `text`. After a match all further text is dropped."""
+    def push(self, text: str, *, may_match: bool = True) -> StopResult:
+        """Add `text`. After a match all further text is dropped.
+
+        A stop string that is complete while it may not match is text like any other; one that only began then counts.
+        """
         if self._matched is not None:
             return StopResult("", self._matched)
         if not self._stop:
             return StopResult(text, None)
         text = self._tail + text
-        match = self._first_match(text)
+        match = self._first_match(text) if may_match else None
         if match is None:
             tail_start = min(_partial_match_start(text, stop) for stop in self._stop)
             end = len(text) if self._include else tail_start

@@ -103,6 +103,44 @@ def test_what_is_not_supported_is_refused_by_name(entries, message):
         model_config_from_hf(change("llama3_rope", **entries))
 
 
+WRONG_VALUES = ["x", -1, 0, 1.5, [[]], {"a": []}, True, float("nan"), float("inf"), 10**30, [1], ["x"], [], {}]
+
+
+@pytest.mark.parametrize("case", ["llama3_rope", "qwen2_yarn", "gemma3"])
+def test_a_value_of_any_wrong_kind_is_a_config_error_or_harmless(case):
+    """Many were a traceback of Python's; an epsilon or theta that is not a number became NaN without a word."""
+    hf = tiny_models.CASES[case]
+    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    changed = [change(case, **{key: value}) for key in hf for value in WRONG_VALUES]
+    changed += [change(case, rope_scaling={**rope, key: value}) for key in rope for value in WRONG_VALUES]
+    changed += [change(case, rope_parameters={"full_attention": value}) for value in WRONG_VALUES]
+    num_refused = 0
+    for values in changed:
+        try:
+            hash(model_config_from_hf(values))
+        except ConfigError:
+            num_refused += 1
+    assert num_refused > len(changed) / 2
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; it must be a number above 0"),
+        ({"rope_theta": float("nan")}, "rope_theta is nan; it must be a number above 0"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be an object"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rope_scaling.factor is 0; it must be a number"),
+        ({"quantization_config": "awq"}, "quantization_config is 'awq'; it must be an object"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
+        ({"eos_token_id": ["</s>"]}, r"eos_token_id is \['</s>'\]; it must be a token id or a list of them"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list of strings"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_name(entries, message):
+    with pytest.raises(ConfigError, match=message):
+        model_config_from_hf(change("llama3_rope", **entries))
+
+
 def test_an_unsupported_architecture_lists_every_supported_one():
     with pytest.raises(ConfigError) as error:
         model_config_from_hf(change("smollm2", architectures=["GPT2LMHeadModel"]))

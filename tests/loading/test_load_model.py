@@ -29,6 +29,14 @@ def test_a_directory_loads_by_itself_and_by_named_format(tmp_path):
         assert load_model(EngineConfig(model=directory, load_format=load_format)).config.num_layers == 2
 
 
+@pytest.mark.parametrize("load_format", ["gguf", "orbax"])
+def test_a_directory_is_not_read_as_another_format(tmp_path, load_format):
+    """The parser of the wrong format told the operator to download a config.json again."""
+    directory = str(write_checkpoint(tmp_path, "smollm2"))
+    with pytest.raises(ConfigError, match=f"load_format is '{load_format}', but .* is safetensors"):
+        load_model(EngineConfig(model=directory, load_format=load_format))
+
+
 def test_a_path_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match="'/no/such/model' does not exist"):
         load_model(EngineConfig(model="/no/such/model"))

@@ -92,3 +92,11 @@ def test_text_after_a_match_is_dropped():
     assert watcher.push("One. Two") == ("One", ".")
     assert watcher.push(" three") == ("", ".")
     assert watcher.flush() == ""
+
+
+def test_a_stop_string_that_begins_before_it_may_match_ends_the_text_after():
+    """Its first half was not watched, so that it never matched."""
+    watch = StopStrings(["END"], include_stop_str_in_output=False)
+    assert watch.push("xENDyE", may_match=False) == ("xENDy", None)
+    assert watch.push("N", may_match=False) == ("", None)
+    assert watch.push("D!") == ("", "END")
