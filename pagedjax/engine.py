@@ -296,11 +296,11 @@ class LLMEngine:
         self._scheduler.check_integrity()
 
     def start_up_lines(self) -> list[str]:
-        """What is logged when the engine is ready, beside the times: ledger, attention and executables."""
+        """What is logged when the engine is ready, beside the times: ledger, kernels and executables."""
         runner = self._runner
         return [
             *runner.ledger.lines(),
-            f"paged attention: {runner.attention_backend}",
+            *runner.kernel_lines,
             f"{runner.num_executables} executables, {runner.num_full_model_executables} of the whole model",
         ]
 

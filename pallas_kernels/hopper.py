@@ -5,7 +5,8 @@ registers nor a carried accumulator; with `p_smem` the second product goes throu
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -40,6 +41,22 @@ def unavailable() -> str | None:
     if BROKEN_CUDA[0] <= version < BROKEN_CUDA[1]:
         return f"CUDA {version // 1000}.{version % 1000 // 10} miscompiles the kernels; install the extra cuda13"
     return None
+
+
+def untraced[T](run: Callable[[], T]) -> T:
+    """Run on real arrays, even while a caller is being traced: tracing is a matter of one thread."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
+
+
+def agree(actual: Sequence[jax.Array], expected: Sequence[jax.Array]) -> bool:
+    """Return whether a kernel's results are the reference's, up to rounding to 16 bits twice."""
+
+    def is_close(a: jax.Array, b: jax.Array) -> jax.Array:
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+        return jnp.all(jnp.abs(a - b) <= 0.05 + 0.02 * jnp.abs(b))  # NaN is not below
+
+    return all(bool(is_close(a, b)) for a, b in zip(actual, expected, strict=True))
 
 
 def cuda_version(platform_version: str) -> int:

@@ -34,7 +34,7 @@ from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
-from pallas_kernels.paged_attention import default_backend
+from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
 
 PLAIN_VARIANTS = ("greedy", "random")  # need no wide rows
 WIDE_VARIANTS = ("top_k", "full")
@@ -122,7 +122,7 @@ class ModelRunner:
         self._compilations = CompilationCounter()
         self._config = config
         self._vocab_size = loaded.config.vocab_size
-        self._num_heads = loaded.config.num_heads
+        self._num_heads, self._hidden_size = loaded.config.num_heads, loaded.config.hidden_size
         self._dtype = resolve_dtype(config.dtype, loaded.config)
         self._max_blocks = -(-config.max_model_len // config.block_size)
         self.buckets = BucketTable.build(
@@ -147,11 +147,24 @@ class ModelRunner:
         return len(self._executables)
 
     @property
-    def attention_backend(self) -> str:
-        """Which backend of paged attention this model runs on this device, and why."""
+    def kernel_lines(self) -> list[str]:
+        """Which backend of each op this model runs on this device, and why."""
         k_pool, _ = self._kv_cache[0]
-        q = jax.ShapeDtypeStruct((1, self._num_heads, k_pool.shape[3]), k_pool.dtype)
-        return "{} ({})".format(*default_backend(q, k_pool))
+        _, num_kv_heads, _, head_dim = k_pool.shape
+        x, q, heads = (
+            jax.ShapeDtypeStruct(shape, k_pool.dtype)
+            for shape in (
+                (1, self._hidden_size),
+                (1, self._num_heads, head_dim),
+                (1, self._num_heads + 2 * num_kv_heads, head_dim),
+            )
+        )
+        backends = {
+            "paged_attention": paged_attention.default_backend(q, k_pool),
+            "rope_and_cache": rope_and_cache.default_backend(heads, k_pool),
+            "add_rms_norm": add_rms_norm.default_backend(x),
+        }
+        return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
 
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
         """Start one step; the arrays in what it returns are not ready yet."""

@@ -3,10 +3,15 @@
 XLA makes three kernels of it, five with norms, which at small batches cost more than their bytes.
 """
 
+from functools import cache
+from typing import Any
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.hopper import is_available
+from pallas_kernels.hopper import agree, unavailable, untraced
 from pallas_kernels.rope_and_cache.mosaic_gpu import mosaic_rope_and_cache, unsupported
 from pallas_kernels.rope_and_cache.reference import reference_rope_and_cache
 
@@ -34,8 +39,36 @@ def rope_and_cache(
     heads, with `eps`, taken before the rotation. A slot (block * S + offset) of P * S or more is dropped.
     """
     if backend is None:
-        backend = "mosaic_gpu" if is_available() and unsupported(heads, k_pool) is None else "reference"
+        backend, _ = default_backend(heads, k_pool)
     if backend not in BACKENDS:
         raise ValueError(f"rope_and_cache backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
     with jax.named_scope(f"rope_and_cache_{backend}"):
         return BACKENDS[backend](heads, cos, sin, k_pool, v_pool, slot_mapping, head_scales, eps=eps)
+
+
+def default_backend(heads: Any, k_pool: Any) -> tuple[str, str]:
+    """Return the backend that runs for arrays of these shapes and types on the default device, and why."""
+    reason = unavailable() or unsupported(heads, k_pool)
+    if reason is None and not is_sound():
+        reason = "the kernel gave wrong results when it was tried"
+    return ("mosaic_gpu", "the kernel for Hopper GPUs") if reason is None else ("reference", reason)
+
+
+@cache
+def is_sound() -> bool:
+    """Run the kernel once on the default device and return whether it agrees with the reference: compilers err."""
+
+    def run() -> bool:
+        random = np.random.default_rng(0)
+        heads, k_pool, v_pool, q_scale, k_scale = (
+            jnp.asarray(random.normal(size=size), jnp.bfloat16)
+            for size in ((4, 8, 128), (3, 2, 16, 128), (3, 2, 16, 128), 128, 128)
+        )
+        angles = random.normal(size=(4, 64))
+        cos, sin = (jnp.asarray(table, jnp.float32) for table in (np.cos(angles), np.sin(angles)))
+        slots = jnp.asarray([20, 3 * 16, 5, 47], jnp.int32)  # the second is dropped
+        arguments = (heads, cos, sin, k_pool, v_pool, slots, (q_scale, k_scale))
+        results = [BACKENDS[name](*arguments, eps=1e-5) for name in ("mosaic_gpu", "reference")]
+        return agree(*results)
+
+    return untraced(run)

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_kernels.add_rms_norm as norm_op
+import pallas_kernels.rope_and_cache as rope_op
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.rope_and_cache import rope_and_cache
 
@@ -79,3 +81,35 @@ def test_an_unknown_backend_is_a_value_error():
     x = jnp.zeros((1, 256), jnp.bfloat16)
     with pytest.raises(ValueError, match="backend is 'triton'; choose one of mosaic_gpu, reference"):
         add_rms_norm(x, x, x[0], eps=1e-5, backend="triton")
+
+
+@pytest.fixture
+def _on_hopper(monkeypatch):
+    """As if the device ran the kernels; a CPU interprets them."""
+    for op in (norm_op, rope_op):
+        monkeypatch.setattr(op, "unavailable", lambda: None)
+        op.is_sound.cache_clear()
+    yield
+    for op in (norm_op, rope_op):
+        op.is_sound.cache_clear()
+
+
+@pytest.mark.usefixtures("_on_hopper")
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_kernel_runs_only_where_it_agrees_with_the_reference(monkeypatch, is_wrong):
+    """It is tried when it is first wanted, which is while a step is traced."""
+
+    def wrong(*arguments, **options):
+        results = op.BACKENDS["reference"](*arguments, **options)
+        return (*results[:-1], results[-1].at[0].set(jnp.nan))
+
+    x, pool = jnp.zeros((2, 512), jnp.bfloat16), jnp.zeros((2, 2, 16, 64), jnp.bfloat16)
+    expected = ("reference", "the kernel gave wrong results when it was tried") if is_wrong else (
+        "mosaic_gpu", "the kernel for Hopper GPUs"
+    )  # fmt: skip
+    for op, arrays in ((norm_op, [x]), (rope_op, [jnp.zeros((2, 8, 64), jnp.bfloat16), pool])):
+        if is_wrong:
+            monkeypatch.setitem(op.BACKENDS, "mosaic_gpu", wrong)
+        chosen = []
+        jax.jit(lambda *traced, op=op, chosen=chosen: chosen.append(op.default_backend(*traced))).trace(*arrays)
+        assert chosen == [expected]
