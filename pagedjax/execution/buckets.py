@@ -90,3 +90,14 @@ class BucketTable:
         """Rows follow from tokens: no step has more rows than tokens or than `max_num_seqs`."""
         bucket = bucket_for(num_tokens, self.tokens)
         return StepShape(min(bucket, self.max_num_seqs), bucket, self.block_size, is_decode=False)
+
+    @property
+    def decode_shapes(self) -> list[StepShape]:
+        """Every shape of a decode step."""
+        return [self.decode_shape(bucket) for bucket in self.decode]
+
+    @property
+    def forward_shapes(self) -> list[StepShape]:
+        """Every shape of `forward`; decode steps are among them where they are not fused with sampling."""
+        shapes = [self.forward_shape(bucket) for bucket in self.tokens]
+        return shapes if self.is_fused else [*shapes, *self.decode_shapes]

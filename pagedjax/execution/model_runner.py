@@ -10,24 +10,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from pagedjax.config import EngineConfig
 from pagedjax.execution import kv_cache
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
-from pagedjax.execution.compilation import CompilationCounter, Task, compile_all, enable_cache, jit_with, shapes_of
+from pagedjax.execution.compilation import CompilationCounter, compile_all, enable_cache, shapes_of
+from pagedjax.execution.executables import (
+    PLAIN_VARIANTS,
+    WIDE_VARIANTS,
+    executable_tasks,
+    forward_name,
+    temporary_bytes,
+)
 from pagedjax.execution.model_input import is_decode_batch, pack_changes
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import (
-    NUM_FIXED,
     empty_rows,
     neutral_sampler_row,
     neutral_sampler_rows,
-    write_masks,
-    write_rows,
-    write_sampler_row,
 )
 from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
 from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
@@ -35,9 +37,6 @@ from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
-
-PLAIN_VARIANTS = ("greedy", "random")  # need no wide rows
-WIDE_VARIANTS = ("top_k", "full")
 
 
 @dataclass(frozen=True)
@@ -228,8 +227,8 @@ class ModelRunner:
         wait for. The engine calls this before it takes any.
         """
         no_rows = self._config.max_num_seqs
-        last_hidden = [self._warm_up_forward(shape) for shape in self._forward_shapes()][-1]
-        for shape in self._decode_shapes() if self.buckets.is_fused else []:
+        last_hidden = [self._warm_up_forward(shape) for shape in self.buckets.forward_shapes][-1]
+        for shape in self.buckets.decode_shapes if self.buckets.is_fused else []:
             packed = pack_changes([], shape, max_num_seqs=no_rows)
             for variant in PLAIN_VARIANTS:
                 run = self._executables[f"decode {shape.num_rows} {variant}"]
@@ -250,7 +249,7 @@ class ModelRunner:
 
     def _warm_up_forward(self, shape: StepShape) -> jax.Array:
         packed = pack_changes([], shape, max_num_seqs=self._config.max_num_seqs)
-        run = self._executables[_forward_name(shape)]
+        run = self._executables[forward_name(shape)]
         self._kv_cache, self._rows, hidden, last_hidden = run(self._leaves, self._kv_cache, self._rows, packed)
         if not shape.is_decode:
             index = np.zeros(SCORE_ROWS, np.int32)
@@ -277,7 +276,7 @@ class ModelRunner:
         if is_decode_batch(batch) and not self.buckets.is_fused:
             shape = self.buckets.decode_shape(len(batch))
         packed = pack_changes(batch, shape, max_num_seqs=self._config.max_num_seqs)
-        forward = self._executables[_forward_name(shape)]
+        forward = self._executables[forward_name(shape)]
         dispatched = self._note_packed(began)
         self._kv_cache, self._rows, hidden, last_hidden = forward(self._leaves, self._kv_cache, self._rows, packed)
         scores = list(self._score(batch, hidden))
@@ -377,9 +376,12 @@ class ModelRunner:
                 max_num_seqs=config.max_num_seqs, max_logprobs=config.max_logprobs,
             )  # fmt: skip
             self._leaves = functions.leaves
-            tasks = self._tasks(functions, loaded, num_blocks)
+            tasks = executable_tasks(
+                functions, self.buckets, loaded.config, dtype=dtype, num_blocks=num_blocks, max_blocks=self._max_blocks,
+                state=shapes_of((self._rows, self._wide, self._neutral)),
+            )  # fmt: skip
             self._executables = compile_all(tasks, phases, show_progress=show_progress)
-            ledger = plan(_temporaries(tasks, self._executables))
+            ledger = plan(temporary_bytes(tasks, self._executables))
             if ledger.num_blocks >= num_blocks:
                 break
             num_blocks = ledger.num_blocks  # the estimate was too low: these executables leave no room for the pool
@@ -392,53 +394,6 @@ class ModelRunner:
         jax.block_until_ready(self._kv_cache)
         phases.end("pool allocation")
 
-    def _tasks(self, functions: StepFunctions, loaded: LoadedModel, num_blocks: int) -> list[Task]:
-        """Every executable: decode and forward hold the whole model, the others the head or less."""
-        pool = jax.ShapeDtypeStruct(
-            (num_blocks, loaded.config.num_kv_heads, self._config.block_size, loaded.config.head_dim), self._dtype
-        )
-        cache = [(pool, pool)] * loaded.config.num_layers
-        leaves, rows, wide = shapes_of((self._leaves, self._rows, self._wide))
-        hidden = loaded.config.hidden_size
-        tasks = []
-        for bucket in self.buckets.tokens:
-            states = jax.ShapeDtypeStruct((bucket, hidden), self._dtype)
-            arguments = (leaves, states, _ints(SCORE_ROWS), _ints(SCORE_ROWS))
-            tasks.append(Task(f"score {bucket}", jit_with(functions.score), arguments))
-        for shape in self._forward_shapes():
-            run = jit_with(functions.forward, donate=(1, 2), shape=shape)
-            tasks.append(Task(_forward_name(shape), run, (leaves, cache, rows, _ints(shape.packed_size)), True))
-        for shape in self._decode_shapes() if self.buckets.is_fused else []:
-            for variant in PLAIN_VARIANTS:
-                run = jit_with(functions.decode, donate=(1, 2), shape=shape, variant=variant)
-                arguments = (leaves, cache, rows, _ints(shape.packed_size))
-                tasks.append(Task(f"decode {shape.num_rows} {variant}", run, arguments, True))
-        last_hidden = jax.ShapeDtypeStruct((self._config.max_num_seqs, hidden), self._dtype)
-        for bucket in self.buckets.sample:
-            for variant in (*PLAIN_VARIANTS, *WIDE_VARIANTS):
-                run = jit_with(functions.sample, donate=(1, 2), variant=variant)
-                arguments = (leaves, rows, wide if variant in WIDE_VARIANTS else None, last_hidden, _ints(bucket))
-                tasks.append(Task(f"sample {bucket} {variant}", run, arguments))
-            arguments = (leaves, last_hidden, _ints(bucket, RESULT_COLUMNS))
-            tasks.append(Task(f"logprobs {bucket}", jit_with(functions.logprobs), arguments))
-        for bucket in ROW_WRITER_BUCKETS:
-            packed = _ints(bucket, NUM_FIXED + self._max_blocks)
-            tasks.append(Task(f"write rows {bucket}", jit_with(write_rows, donate=(0,)), (rows, packed)))
-            masks = jax.ShapeDtypeStruct((bucket, wide.allowed_mask.shape[1]), jnp.uint32)
-            run = jit_with(write_masks, donate=(0,))
-            tasks.append(Task(f"write masks {bucket}", run, (wide, _ints(bucket), masks)))
-        run = jit_with(write_sampler_row, donate=(0,))
-        tasks.append(Task("write sampler row", run, (wide, _ints(), shapes_of(self._neutral))))
-        return tasks
-
-    def _forward_shapes(self) -> list[StepShape]:
-        """The shapes of `forward`; decode steps are among them where they are not fused with sampling."""
-        shapes = [self.buckets.forward_shape(bucket) for bucket in self.buckets.tokens]
-        return shapes if self.buckets.is_fused else [*shapes, *self._decode_shapes()]
-
-    def _decode_shapes(self) -> list[StepShape]:
-        return [self.buckets.decode_shape(bucket) for bucket in self.buckets.decode]
-
 
 def _is_under_grammar(item: ScheduledRequest) -> bool:
     return item.request.sampling_params.structured_outputs is not None
@@ -450,26 +405,5 @@ def _start_copies(step: InFlightStep) -> None:
             array.copy_to_host_async()
 
 
-def _forward_name(shape: StepShape) -> str:
-    return f"forward {shape.num_rows} rows" if shape.is_decode else f"forward {shape.num_tokens} tokens"
-
-
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
 def _num_bytes(arrays: Sequence[Any]) -> int:
     return sum(array.size * array.dtype.itemsize for array in arrays)
-
-
-def _temporaries(tasks: list[Task], executables: dict[str, jax.stages.Compiled]) -> int:
-    """Bytes of temporaries that live at once: a forward step's beside the sampling or scoring that follows it."""
-    largest = {True: 0, False: 0}
-    for task in tasks:
-        largest[task.is_full_model] = max(largest[task.is_full_model], _temp_bytes(executables[task.name]))
-    return sum(largest.values())
-
-
-def _temp_bytes(executable: jax.stages.Compiled) -> int:
-    analysis = executable.memory_analysis()
-    return 0 if analysis is None else analysis.temp_size_in_bytes
