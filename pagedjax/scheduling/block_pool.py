@@ -47,7 +47,7 @@ class BlockPool:
         block_ids = [self._free.popitem(last=False)[0] for _ in range(n)]
         for block_id in block_ids:
             self._num_refs[block_id] = 1
-        self.prefix_cache.forget(block_ids)
+        self.prefix_cache.evict(block_ids)
         return block_ids
 
     def retain(self, block_ids: Iterable[int]) -> None:

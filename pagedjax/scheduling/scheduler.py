@@ -165,7 +165,7 @@ class Scheduler:
         return len(self.requests) - self.num_running
 
     def stats(self) -> dict[str, float]:
-        """Return gauges and counters under their metric names; prefix cache counts are tokens."""
+        """Return gauges and counters under their metric names; prefix cache counts are tokens, evictions blocks."""
         cache = self.prefix_cache.stats
         return {
             "num_requests_running": self.num_running,
@@ -176,8 +176,10 @@ class Scheduler:
             "num_preemptions": self.num_preemptions,
             "prefix_cache_queries": cache.queries,
             "prefix_cache_hits": cache.hits,
+            "prefix_cache_partial_block_misses": cache.partial_block_misses,
             "prefix_cache_resumed_queries": cache.resumed_queries,
             "prefix_cache_resumed_hits": cache.resumed_hits,
+            "prefix_cache_evictions": cache.evictions,
         }
 
     def reset_prefix_cache(self) -> bool:

@@ -379,6 +379,39 @@ class TestPrefixHits:
         driver.add("b", first.all_token_ids[:13])
         assert shares(driver.step()) == {"a": 1, "b": 1}
 
+    @pytest.mark.parametrize(
+        ("prompt", "num_lost"),
+        [
+            ([*range(6), 90, 91], 2),  # one full block, then the first half of the next
+            (range(8), 3),  # all of it is cached, save that the last token must be computed
+            (range(9), 0),
+            ([0, 1, 2, 90, 91], 3),
+            ([0, 1, 50, 89, 91], 3),  # another cached block is closer
+            ([80, 81, 82, 83, 84], 0),
+            ([0], 0),
+        ],
+    )
+    def test_cached_tokens_lost_to_whole_blocks_are_counted(self, prompt, num_lost):
+        driver = Driver(block_size=4)
+        for i, cached in enumerate([range(12), [0, 1, 50, 90, 92], [0, 1, 70, 90, 92]]):
+            driver.add(str(i), cached, max_tokens=1)
+            driver.run()
+        before = driver.scheduler.stats()["prefix_cache_partial_block_misses"]
+        driver.add("b", prompt, max_tokens=1)
+        driver.step()
+        assert driver.scheduler.stats()["prefix_cache_partial_block_misses"] - before == num_lost
+
+    def test_only_cached_blocks_that_are_reused_count_as_evicted(self):
+        driver = Driver(num_blocks=7, block_size=4)
+        driver.add("a", range(17), max_tokens=1)  # four cached blocks and a partial one, one block is never used
+        driver.run()
+        assert driver.scheduler.stats()["prefix_cache_evictions"] == 0
+        driver.add("b", range(50, 65), max_tokens=1)
+        driver.run()
+        assert driver.scheduler.stats()["prefix_cache_evictions"] == 2
+        assert driver.scheduler.reset_prefix_cache()
+        assert driver.scheduler.stats()["prefix_cache_evictions"] == 2
+
     def test_switched_off_nothing_is_shared(self):
         driver = Driver(enable_prefix_caching=False)
         driver.add("a", range(10))
@@ -534,8 +567,10 @@ def test_stats_count_what_happened():
         "num_preemptions": 0,
         "prefix_cache_queries": 20,
         "prefix_cache_hits": 8,
+        "prefix_cache_partial_block_misses": 0,
         "prefix_cache_resumed_queries": 0,
         "prefix_cache_resumed_hits": 0,
+        "prefix_cache_evictions": 0,
     }
 
 
