@@ -263,9 +263,33 @@ class LLMEngine:
         """Sampling parameters of a request that names none: the model's own defaults."""
         return SamplingParams(**self.default_sampling_params)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks. False, and nothing happens, while requests are running."""
-        return self._scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks. False, with the reason in the log, while some are in use by requests or pinned.
+
+        Args:
+          reset_running_requests: preempt running requests, which compute all their tokens again.
+        """
+        is_reset = self._scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        if not is_reset:
+            stats = self._scheduler.stats()
+            logger.warning(
+                "prefix cache not reset: %d blocks are in use, %d requests run and %d blocks are pinned; "
+                "let the requests end or pass reset_running_requests=True, and unpin prefixes",
+                stats["num_blocks_used"], stats["num_requests_running"], stats["num_blocks_pinned"],
+            )  # fmt: skip
+        return is_reset
+
+    def pin_prefix(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> int:
+        """Keep the full blocks of a prompt that was computed, whatever else needs room; return their tokens.
+
+        Raises:
+          InvalidRequestError: they are not cached, are none, or would leave less than a request of max_model_len.
+        """
+        return self._scheduler.pinned.pin(self._prefix(prompt, cache_salt))
+
+    def unpin_prefix(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> bool:
+        """Let go of a pinned prefix, which stays cached until its blocks are needed; False if it was not pinned."""
+        return self._scheduler.pinned.unpin(self._prefix(prompt, cache_salt))
 
     def shutdown(self) -> None:
         """Abort everything and free the device memory."""
@@ -292,6 +316,10 @@ class LLMEngine:
     def host_times(self) -> Any:
         """Seconds of host work per phase, summed over iterations (`HostTimes`)."""
         return self._runner.times
+
+    def _prefix(self, prompt: str | Sequence[int], cache_salt: str | None) -> Request:
+        params = SamplingParams(max_tokens=1, seed=0)
+        return self._input.build("prefix", prompt, params, arrival_time=0.0, cache_salt=cache_salt).children[0]
 
     def _eos_token_ids(self) -> frozenset[int]:
         ids = set(self.model_config.eos_token_ids) | set(self.default_sampling_params.pop("eos_token_ids", ()))

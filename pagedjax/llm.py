@@ -123,8 +123,7 @@ class LLM:
 
         Leaving the iterator early ends the request.
         """
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
-        text_or_ids: Any = self.encode_chat(prompt, **template_kwargs) if is_chat else prompt
+        text_or_ids: Any = self.encode_chat(prompt, **template_kwargs) if _is_chat(prompt) else prompt
         params = self._params_list(sampling_params, 1, RequestOutputKind.DELTA)[0]
         request_id = next(self._request_ids)
         self.engine.add_request(request_id, text_or_ids, params)
@@ -140,6 +139,30 @@ class LLM:
             raise InvalidRequestError("chat needs a tokenizer, this engine has none; send token ids", param="messages")
         return tokenizer.encode_chat(messages, **template_kwargs)
 
+    def warm_prefix(self, prompt: Prompt | Sequence[dict[str, Any]], **template_kwargs: Any) -> int:
+        """Compute a prefix that many prompts share, a system prompt say, and keep its full blocks until `unpin`.
+
+        Args:
+          prompt: text, token ids, or the first messages of a conversation.
+
+        Returns:
+          How many of its tokens are kept: whole blocks.
+
+        Raises:
+          InvalidRequestError: it is shorter than a block, or would leave less than a request of max_model_len.
+        """
+        prefix = self._encode_prefix(prompt, template_kwargs)
+        self.generate(prefix, SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
+        return self.engine.pin_prefix(prefix)
+
+    def unpin(self, prompt: Prompt | Sequence[dict[str, Any]], **template_kwargs: Any) -> bool:
+        """Let go of a prefix that `warm_prefix` kept; False if it was not kept."""
+        return self.engine.unpin_prefix(self._encode_prefix(prompt, template_kwargs))
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks; False, with the reason in the log, while some are in use or pinned."""
+        return self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
     def shutdown(self) -> None:
         """End all requests and free the device memory. The object is of no use afterwards."""
         if self._is_open:
@@ -151,6 +174,11 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
+
+    def _encode_prefix(self, prompt: Any, template_kwargs: dict[str, Any]) -> Prompt:
+        if not _is_chat(prompt):
+            return prompt
+        return self.encode_chat(prompt, **{"add_generation_prompt": False, **template_kwargs})
 
     def _params_list(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int, kind: RequestOutputKind
@@ -224,6 +252,10 @@ def _prompt_list(prompts: Any, prompt_token_ids: Any) -> list[Prompt]:
     if isinstance(given, str) or (len(given) and not isinstance(given[0], str | Sequence)):
         return [given]
     return list(given)
+
+
+def _is_chat(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
 
 
 def _close_previous_run_of_cell(llm: LLM) -> None:

@@ -8,8 +8,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
 from pagedjax.config import EngineConfig
@@ -65,6 +65,8 @@ class Engine(Protocol):
 
     def inspect(self) -> EngineView: ...
 
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -88,21 +90,23 @@ class Abort:
 
 
 @dataclass(frozen=True)
-class Inspect:
-    """Message: look into the engine; the answer goes to `answer_inspection` with the number."""
+class Ask:
+    """Message: ask the engine between two steps; what its method returns goes to `answer` with the number."""
 
     number: int
+    method: Literal["inspect", "reset_prefix_cache"]
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-type Message = Add | Abort | Inspect
+type Message = Add | Abort | Ask
 
 
 class EngineThread:
     """Calls step() while there is work and sleeps on the inbox when there is none."""
 
-    def __init__(self, engine: Engine, mailboxes: Mailboxes, answer_inspection: Callable[[int, EngineView], None]):
+    def __init__(self, engine: Engine, mailboxes: Mailboxes, answer: Callable[[int, Any], None]):
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: stop
-        self._answer_inspection = answer_inspection
+        self._answer = answer
         self.stats = engine.stats()
         self.histograms = engine.histograms()
         self.step_began: float | None = None  # on time.monotonic(); None between steps
@@ -170,8 +174,8 @@ class EngineThread:
                 return False
             case Abort():
                 self._engine.abort(message.request_ids)
-            case Inspect():
-                self._answer_inspection(message.number, self._engine.inspect())
+            case Ask():
+                self._answer(message.number, getattr(self._engine, message.method)(**message.options))
             case Add():
                 self._add(message)
         return True

@@ -73,7 +73,7 @@ class BlockPool:
         for block_ids in holders:
             for block_id in block_ids:
                 num_refs[block_id] += 1
-        assert num_refs == self._num_refs, "reference counts differ from the block tables of running requests"
+        assert num_refs == self._num_refs, "reference counts differ from the block tables"
         assert num_refs[0] == 0, "the null block is in a block table"
         assert 0 not in self._free, "the null block is in the free list"
         idle = {block_id for block_id in range(1, self.num_blocks) if not num_refs[block_id]}

@@ -6,7 +6,6 @@ reused is the pool's business.
 """
 
 import hashlib
-import os.path
 import struct
 from bisect import bisect_left, insort
 from collections.abc import Iterable
@@ -60,7 +59,10 @@ class PrefixCache:
         """Return the longest cached chain of full blocks that leaves at least one known token to compute."""
         if not self.enabled or request.skip_reading_prefix_cache:
             return []
-        max_blocks = (request.num_tokens - 1) // self.block_size
+        return self.find(request, (request.num_tokens - 1) // self.block_size)
+
+    def find(self, request: Request, max_blocks: int) -> list[int]:
+        """Return the longest cached chain of the request's first `max_blocks` full blocks."""
         self._extend_hashes(request, max_blocks)
         block_ids = []
         for digest in request.block_hashes[:max_blocks]:
@@ -149,10 +151,15 @@ class PrefixCache:
         token_ids = request.all_token_ids[num_hit_tokens:end]
         tokens = struct.pack(f"<{len(token_ids)}i", *token_ids)
         i = bisect_left(siblings, tokens)
-        shared = (len(os.path.commonprefix([tokens, sibling])) for sibling in siblings[max(i - 1, 0) : i + 1])
+        shared = (_num_shared_bytes(tokens, sibling) for sibling in siblings[max(i - 1, 0) : i + 1])
         return max(shared, default=0) // TOKEN_BYTES
 
 
 def _root(cache_salt: str | None) -> bytes:
     """Parent digest of first blocks: a salt separates everything that follows from requests without it."""
     return hashlib.sha256((cache_salt or "").encode("utf-8", "surrogatepass")).digest()
+
+
+def _num_shared_bytes(first: bytes, second: bytes) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(first), len(second)))

@@ -19,6 +19,7 @@ from typing import Literal
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.block_pool import BlockPool
+from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
 from pagedjax.scheduling.prefix_cache import PrefixCache
 from pagedjax.scheduling.request import Request, RequestStatus
 
@@ -75,6 +76,7 @@ class Scheduler:
         self.policy = policy
         self.prefix_cache = PrefixCache(block_size, enabled=enable_prefix_caching)
         self.pool = BlockPool(num_blocks, self.prefix_cache)
+        self.pinned = PinnedPrefixes(self.pool, num_reserved=self._num_blocks(max_model_len))
         self.requests: dict[str, Request] = {}  # unfinished
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # new and preempted
@@ -113,7 +115,7 @@ class Scheduler:
         """Confirm what a step sampled, in order of dispatch; return the new tokens of each request that was alive.
 
         Tokens of requests that have finished meanwhile are dropped. A failed request ends in FINISHED_ERROR, without
-        new tokens, and none of its blocks will be found by the prefix cache.
+        new tokens, and none of its blocks, save pinned ones, will be found by the prefix cache.
         """
         confirmed, last_unfinished = [], RequestStatus.PREEMPTED
         for share in output.scheduled:
@@ -121,7 +123,7 @@ class Scheduler:
             if request.status > last_unfinished:
                 continue
             if failed and request.request_id in failed:
-                self.prefix_cache.forget(request.block_ids)
+                self.prefix_cache.forget(self.pinned.others(request.block_ids))
                 self.finish(request, RequestStatus.FINISHED_ERROR)
                 confirmed.append((request, []))
             elif share.samples:
@@ -173,6 +175,7 @@ class Scheduler:
             "kv_cache_usage_perc": self.pool.num_used / self.pool.capacity,
             "num_blocks_used": self.pool.num_used,
             "num_blocks_cached": len(self.prefix_cache),
+            "num_blocks_pinned": self.pinned.num_blocks,
             "num_preemptions": self.num_preemptions,
             "prefix_cache_queries": cache.queries,
             "prefix_cache_hits": cache.hits,
@@ -182,16 +185,25 @@ class Scheduler:
             "prefix_cache_evictions": cache.evictions,
         }
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; refuse and return False while a running request could add stale ones."""
-        if self.num_running:
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; refuse and return False while blocks that hold them are in use or pinned.
+
+        Args:
+          reset_running_requests: preempt what runs: it will compute all its tokens again.
+        """
+        if self.pinned.num_blocks or (self.num_running and not reset_running_requests):
             return False
+        victims = [request for request in self.running if not request.is_finished]
+        self.running = [request for request in self.running if request.is_finished]
+        for victim in victims:
+            self._preempt(victim)
         self.prefix_cache.clear()
         return True
 
     def check_integrity(self) -> None:
         """Raise AssertionError, with a sentence, if queues, rows, blocks and hashes contradict each other."""
-        self.pool.check_integrity(request.block_ids for request in self.running)
+        self.pool.check_integrity([*(request.block_ids for request in self.running), *self.pinned.block_tables()])
+        self.pinned.check_integrity()
         rows = [request.row for request in self.running]
         assert len({*rows, *self._free_rows}) == len(rows) + len(self._free_rows), "a row has two owners"
         assert not any(request.block_ids or request.row is not None for request in self.waiting), (

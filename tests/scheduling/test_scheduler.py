@@ -458,6 +458,19 @@ class TestPrefixHits:
         driver.add("b", range(10))
         assert shares(driver.step()) == {"b": 10}
 
+    @pytest.mark.parametrize("num_ahead", [0, 1, 2])
+    def test_a_reset_may_take_running_requests_along(self, num_ahead):
+        driver = Driver(block_size=4)
+        requests = [driver.add(str(i), range(10 + i), max_tokens=12) for i in range(3)]
+        for _ in range(4):
+            driver.step(num_ahead)
+        assert driver.scheduler.reset_prefix_cache(reset_running_requests=True)
+        assert driver.scheduler.stats()["num_blocks_cached"] == driver.scheduler.pool.num_used == 0
+        driver.run(lookahead=num_ahead)
+        assert [r.num_preemptions for r in requests] == [1, 1, 1]
+        assert driver.scheduler.stats()["prefix_cache_resumed_hits"] == 2 * 8  # of each other's new blocks
+        assert [r.output_token_ids for r in requests] == [expected_output(r) for r in requests]
+
     def test_a_request_that_finished_before_a_reset_brings_nothing_back(self):
         driver = Driver(block_size=4)
         request = driver.add("a", range(7), max_tokens=2)
@@ -564,6 +577,7 @@ def test_stats_count_what_happened():
         "kv_cache_usage_perc": 0.4,
         "num_blocks_used": 4,
         "num_blocks_cached": 2,
+        "num_blocks_pinned": 0,
         "num_preemptions": 0,
         "prefix_cache_queries": 20,
         "prefix_cache_hits": 8,

@@ -1,5 +1,6 @@
 """Whatever happens in whatever order, every request gets its own tokens, in the end, and every block comes back."""
 
+import contextlib
 import math
 
 from hypothesis import HealthCheck, given, settings
@@ -91,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver = Driver(**options)
         self.scheduler = self.driver.scheduler
         self.requests: list[Request] = []
+        self.pins: list[list[int]] = []
 
     @rule(batch=st.lists(REQUESTS, min_size=1, max_size=4))
     def add(self, batch):
@@ -137,7 +139,27 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.requests)
     @rule()
     def reset_prefix_cache(self):
-        assert self.scheduler.reset_prefix_cache() == (self.scheduler.num_running == 0)
+        is_idle = not self.scheduler.num_running and not self.scheduler.pinned.num_blocks
+        assert self.scheduler.reset_prefix_cache() == is_idle
+
+    @rule()
+    def reset_with_running_requests(self):
+        is_free = not self.scheduler.pinned.num_blocks
+        assert self.scheduler.reset_prefix_cache(reset_running_requests=True) == is_free
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def pin(self, data):
+        """A prefix that was computed may be gone by now, or leave too little room."""
+        prefix = data.draw(st.sampled_from(self.requests)).all_token_ids
+        with contextlib.suppress(InvalidRequestError):
+            self.scheduler.pinned.pin(make_request("pin", prefix))
+            self.pins.append(prefix)
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data):
+        self.scheduler.pinned.unpin(make_request("unpin", data.draw(st.sampled_from(self.pins))))
 
     @invariant()
     def nothing_contradicts(self):

@@ -159,6 +159,10 @@ class FakeEngine:
         refs = (0, *(1 for _ in requests), 2, 0, 0)
         return EngineView(requests, refs, (len(refs) - 2,), (("weights", 1 << 20), ("KV cache", 1 << 21)))
 
+    def reset_prefix_cache(self, *, reset_running_requests=False):
+        self._note_thread()
+        return reset_running_requests or not self.requests
+
     def shutdown(self):
         self.was_shut_down = True
 
