@@ -79,6 +79,11 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "Order of requests: first come first served, or lowest priority value first."
     )
+    watermark: float = option(
+        0.05,
+        "Share of KV cache blocks that admitting a request leaves free, for those that run to grow into (vLLM: 0). "
+        "At 0 an overloaded cache computes up to a third of all tokens again.",
+    )
     scheduler_delay_factor: float = option(
         0.0, "Delay before scheduling the next prompt, times the last prompt's latency."
     )
@@ -174,6 +179,7 @@ def _check_ranges(config: EngineConfig) -> None:
         check_range(config, name, 1)
     check_range(config, "num_gpu_blocks_override", 2)  # block 0 is the null block
     check_range(config, "swap_space", 0)
+    check_range(config, "watermark", 0, 0.5)
     check_range(config, "scheduler_delay_factor", 0)
     check_range(config, "max_logprobs", 0, MAX_LOGPROBS)
     check_range(config, "seed", -(2**63), 2**63 - 1)

@@ -138,6 +138,7 @@ class LLMEngine:
             max_model_len=max_model_len,
             enable_prefix_caching=self.config.enable_prefix_caching,
             policy=self.config.scheduling_policy,
+            watermark=self.config.watermark,
         )
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
         ledger = self._runner.ledger

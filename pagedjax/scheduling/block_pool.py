@@ -1,5 +1,9 @@
 """Who holds which KV cache block: reference counts and the order in which free blocks are reused.
 
+    free, empty -> in use -> free, cached -> in use again
+         ^            |           |
+         +------------+-----------+      released without a prefix, or evicted for other content
+
 A free block may still hold a cached prefix and be revived until somebody else needs it. Owns the counts and the free
 list; what a block contains is the prefix cache's knowledge, whose it is the scheduler's.
 """

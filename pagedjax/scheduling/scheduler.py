@@ -11,6 +11,7 @@ still names the old one.
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,6 +23,8 @@ from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
 from pagedjax.scheduling.prefix_cache import PrefixCache
 from pagedjax.scheduling.request import Request, RequestStatus
+
+MAX_PREEMPTIONS = 3  # of one request; a lower limit reserves blocks early and costs throughput where the watermark is 0
 
 _by_order = attrgetter("order")
 
@@ -54,7 +57,16 @@ class Scheduler:
     """Queues of unfinished requests, each sorted by `Request.order`, over one pool of blocks.
 
     Under "fcfs" the order is that of arrival, under "priority" the lowest priority value comes first. The best request
-    is served and admitted first and the worst is preempted first; the policies differ in nothing else.
+    is served and admitted first and the worst is preempted first. Under "priority" a waiting request may also preempt
+    running ones of a lower priority.
+
+        WAITING -> RUNNING -> FINISHED_*      from WAITING and PREEMPTED too: aborted
+                    |   ^
+                    v   |
+                  PREEMPTED
+
+    An overloaded pool ends in a queue: admission leaves `watermark` of the blocks to those that run, and a request that
+    was preempted `max_preemptions` times is admitted with all blocks it can ever need, and left alone.
     """
 
     def __init__(
@@ -68,15 +80,19 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         policy: Literal["fcfs", "priority"] = "fcfs",
         max_query_len: int | None = None,
+        max_preemptions: int = MAX_PREEMPTIONS,
+        watermark: float = 0.0,
     ) -> None:
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_query_len = max_query_len or max_num_batched_tokens
         self.policy = policy
+        self.max_preemptions = max_preemptions
         self.prefix_cache = PrefixCache(block_size, enabled=enable_prefix_caching)
         self.pool = BlockPool(num_blocks, self.prefix_cache)
         self.pinned = PinnedPrefixes(self.pool, num_reserved=self._num_blocks(max_model_len))
+        self.num_watermark_blocks = int(watermark * self.pool.capacity)
         self.requests: dict[str, Request] = {}  # unfinished
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # new and preempted
@@ -104,8 +120,10 @@ class Scheduler:
         Finished requests give back their blocks and row here and nowhere else.
         """
         output = SchedulerOutput(finished_requests=self._reap())
-        self._serve(self.running, output, num_behind=len(self.running))
-        if not output.preempted and output.num_tokens < self.max_num_batched_tokens:
+        if self.policy == "priority":
+            self._make_room(output.preempted)
+        self._serve(list(self.running), output, num_behind=len(self.running))
+        if output.num_tokens < self.max_num_batched_tokens:
             self._serve(self._admissions(output), output, is_new_row=True)
         return output
 
@@ -193,10 +211,8 @@ class Scheduler:
         """
         if self.pinned.num_blocks or (self.num_running and not reset_running_requests):
             return False
-        victims = [request for request in self.running if not request.is_finished]
-        self.running = [request for request in self.running if request.is_finished]
-        for victim in victims:
-            self._preempt(victim)
+        for request in [request for request in self.running if not request.is_finished]:
+            self._preempt(request)
         self.prefix_cache.clear()
         return True
 
@@ -260,8 +276,10 @@ class Scheduler:
         """
         block_size = self.block_size
         scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
-        for request in requests:  # preemption shortens the running list from its end, at most down to `request`
+        for request in requests:
             num_behind -= 1
+            if request.row is None:
+                continue  # preempted just now for a better one
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
             if bound >= request.max_num_tokens:
                 continue  # what is in flight completes it
@@ -273,7 +291,7 @@ class Scheduler:
                 new_block_ids = self._grow(request, seq_len, output.preempted)
             row = request.row
             if row is None:
-                break  # preempted itself, being the last
+                continue  # preempted itself: nobody worse can be
             request.num_computed_tokens = seq_len
             samples = seq_len == bound
             if samples:
@@ -291,11 +309,11 @@ class Scheduler:
         output.num_tokens = self.max_num_batched_tokens - budget
 
     def _grow(self, request: Request, seq_len: int, preempted: list[Request]) -> Sequence[int]:
-        """Allocate blocks for `seq_len` tokens, preempting from the end of the running list, `request` included."""
+        """Allocate blocks for `seq_len` tokens, preempting the worst that can be, at last `request` itself."""
         self.prefix_cache.register(request)  # generated tokens have filled a block
         num_needed = self._num_blocks(seq_len) - len(request.block_ids)
         while num_needed > self.pool.num_free:
-            victim = self.running.pop()
+            victim = next(other for other in reversed(self.running) if not self._is_settled(other))
             self._preempt(victim)
             preempted.append(victim)
             if victim is request:
@@ -304,8 +322,39 @@ class Scheduler:
         request.block_ids += new_block_ids
         return new_block_ids
 
+    def _is_settled(self, request: Request) -> bool:
+        """Whether a request was preempted often enough: it has all blocks it can ever need and is left alone."""
+        return request.num_preemptions >= self.max_preemptions
+
+    def _make_room(self, preempted: list[Request]) -> None:
+        """Preempt requests of lower priority, the worst first, if that lets the head of the queue be admitted."""
+        if not self.waiting or self.waiting[0].num_in_flight:
+            return
+        head = self.waiting[0]
+        victims = [r for r in self.running if r.priority > head.priority and not self._is_settled(r)]
+        if not victims or self._fits_without(head, []) or not self._fits_without(head, victims):
+            return
+        while not self._fits_without(head, []):
+            victim = victims.pop()
+            self._preempt(victim)
+            preempted.append(victim)
+
+    def _fits_without(self, request: Request, victims: Sequence[Request]) -> bool:
+        """Return whether a waiting request could be admitted if these running ones were preempted."""
+        if not (self._free_rows or victims):
+            return False
+        cached = self.prefix_cache.match(request)
+        held = Counter(block_id for victim in victims for block_id in victim.block_ids)
+        refs = self.pool.num_refs()
+        num_freed = sum(num == refs[block_id] for block_id, num in held.items() if block_id not in cached)
+        others = [other for other in self.running if other not in victims]
+        num_promised = sum(self._num_missing_blocks(r) for r in others if r.num_computed_tokens < r.num_tokens)
+        num_available = self.pool.num_free + num_freed - num_promised - self._num_spare(others)
+        return self._num_taken(request, cached) <= num_available
+
     def _preempt(self, victim: Request) -> None:
         """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps."""
+        del self.running[bisect_left(self.running, victim.order, key=_by_order)]
         self._release(victim)
         victim.num_computed_tokens = 0
         victim.status = RequestStatus.PREEMPTED
@@ -329,8 +378,7 @@ class Scheduler:
         if not self._free_rows or request.num_in_flight:
             return False  # with its row a preempted request lost its token in flight: it goes on once that was read
         cached = self.prefix_cache.match(request)
-        num_new_blocks = self._num_blocks(request.num_tokens + 1) - len(cached)
-        if num_new_blocks + self.pool.num_idle(cached) > self.pool.num_free - num_promised:
+        if self._num_taken(request, cached) > self.pool.num_free - num_promised - self._num_spare(self.running):
             return False
         self.pool.retain(cached)  # before anything is allocated, which could evict them
         num_cached_tokens = len(cached) * self.block_size
@@ -339,10 +387,21 @@ class Scheduler:
             request.num_cached_tokens = num_cached_tokens
         request.num_computed_tokens = request.num_registered_tokens = num_cached_tokens
         request.block_ids = cached
+        if self._is_settled(request):
+            request.block_ids += self.pool.allocate(self._num_blocks(request.max_num_tokens) - len(cached))
         request.row = heapq.heappop(self._free_rows)
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_by_order)
         return True
+
+    def _num_spare(self, running: Sequence[Request]) -> int:
+        """Blocks that an admission leaves to those that run: they will grow, and would throw it out again."""
+        return self.num_watermark_blocks if running else 0
+
+    def _num_taken(self, request: Request, cached: Sequence[int]) -> int:
+        """Free blocks that an admission takes or is promised, revived ones included."""
+        num_tokens = request.max_num_tokens if self._is_settled(request) else request.num_tokens + 1
+        return self._num_blocks(num_tokens) - len(cached) + self.pool.num_idle(cached)
 
     def _release(self, request: Request) -> None:
         assert request.row is not None, "only a running request has something to release"
@@ -356,4 +415,4 @@ class Scheduler:
 
     def _num_missing_blocks(self, request: Request) -> int:
         """Blocks that admission promised for known tokens and one more, not taken yet."""
-        return self._num_blocks(request.num_tokens + 1) - len(request.block_ids)
+        return max(0, self._num_blocks(request.num_tokens + 1) - len(request.block_ids))

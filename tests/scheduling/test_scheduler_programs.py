@@ -31,6 +31,8 @@ class Program:
             max_num_batched_tokens=(4, 9, 33, 64)[shape[2] % 4],
             max_model_len=max(2, (num_blocks - 1) * block_size // (1, 1, 2, 3)[size[2] % 4]),
             policy=("fcfs", "priority")[size[2] % 2],
+            max_preemptions=1 + shape[1] % 3,
+            watermark=(0.0, 0.1)[shape[2] % 2],
         )
         self.scheduler = self.driver.scheduler
         self.requests, self.expected, self.pins, self.happened = {}, {}, [], happened
@@ -60,6 +62,9 @@ class Program:
         self.driver.run()
         self.check()
         assert all(request.is_finished for request in self.requests.values())
+        self.happened["settled"] += sum(
+            request.num_preemptions == self.scheduler.max_preemptions for request in self.requests.values()
+        )
 
     def check(self):
         self.scheduler.check_integrity()
@@ -159,7 +164,7 @@ def test_no_operation_of_long_random_programs_leaves_a_contradiction():
     run()
     assert happened["operations"] >= 20_000
     for event in (
-        "fork", "preempt", "pinned", "unpinned", "reset", "fail", "num_preemptions", "prefix_cache_evictions",
-        "prefix_cache_hits", "prefix_cache_resumed_hits",
+        "fork", "preempt", "pinned", "unpinned", "reset", "fail", "num_preemptions", "settled",
+        "prefix_cache_evictions", "prefix_cache_hits", "prefix_cache_resumed_hits",
     ):  # fmt: skip
         assert happened[event] > 20, event

@@ -47,6 +47,8 @@ def scheduler_options(draw):
         "max_num_batched_tokens": draw(st.one_of(st.integers(1, 12), st.integers(20, 60))),
         "max_model_len": draw(st.one_of(st.just(max(capacity, 2)), st.integers(2, 60))),
         "max_query_len": draw(st.one_of(st.none(), st.integers(1, 9))),
+        "max_preemptions": draw(st.integers(1, 3)),
+        "watermark": draw(st.sampled_from([0.0, 0.2])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
     }
