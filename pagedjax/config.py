@@ -25,7 +25,6 @@ NOT_BUILT: dict[str, tuple[Any, str]] = {
     "quantization": (None, "is not built yet; leave it out (a .gguf file is expanded to --dtype when it loads)"),
     "speculative_config": (None, "is not built yet; leave it out"),
     "swap_space": (0.0, "is not built yet; leave it at 0, preempted requests are computed again"),
-    "scheduler_delay_factor": (0.0, "is not built yet; leave it at 0"),
     "enable_chunked_prefill": (True, "is refused: long prompts are always split; lower --max-model-len to bound them"),
     "trust_remote_code": (False, "is refused: code from model repositories is never run; leave it out"),
 }
@@ -85,7 +84,14 @@ class EngineConfig:
         "At 0 an overloaded cache computes up to a third of all tokens again.",
     )
     scheduler_delay_factor: float = option(
-        0.0, "Delay before scheduling the next prompt, times the last prompt's latency."
+        0.0,
+        "A new prompt waits until the oldest waiting one has waited this many times the last prompt's step, unless "
+        "nothing runs: fewer, larger steps for prompts.",
+    )
+    target_itl_ms: float | None = option(
+        None,
+        "Milliseconds between two tokens of a request to keep to while prompts come in: the prompts' chunks shrink "
+        "until steps are as short; no limit if unset.",
     )
     async_scheduling: bool = option(True, "Run the host one iteration ahead of the device.")
     tensor_parallel_size: int = option(1, "GPUs that share each layer.", short="-tp")
@@ -181,6 +187,7 @@ def _check_ranges(config: EngineConfig) -> None:
     check_range(config, "swap_space", 0)
     check_range(config, "watermark", 0, 0.5)
     check_range(config, "scheduler_delay_factor", 0)
+    check_range(config, "target_itl_ms", 0.1)
     check_range(config, "max_logprobs", 0, MAX_LOGPROBS)
     check_range(config, "seed", -(2**63), 2**63 - 1)
     if not 0 < config.gpu_memory_utilization <= 1:

@@ -35,6 +35,7 @@ from pagedjax.outputs import RequestOutput
 from pagedjax.request_input import RequestInput
 from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScores
 from pagedjax.sampling_params import SamplingParams
+from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
 from pagedjax.text.structured_output import Grammar
@@ -130,6 +131,7 @@ class LLMEngine:
             phases.end("warm-up")
         max_model_len = self.config.max_model_len
         assert max_model_len is not None, "resolved above"
+        target_itl_ms = self.config.target_itl_ms
         self._scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,
             block_size=self.config.block_size,
@@ -139,6 +141,10 @@ class LLMEngine:
             enable_prefix_caching=self.config.enable_prefix_caching,
             policy=self.config.scheduling_policy,
             watermark=self.config.watermark,
+            pacing=Pacing(
+                delay_factor=self.config.scheduler_delay_factor,
+                target_seconds=None if target_itl_ms is None else target_itl_ms / 1000,
+            ),
         )
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
         ledger = self._runner.ledger
@@ -185,7 +191,7 @@ class LLMEngine:
     def step(self) -> StepOutput:
         """Run one iteration: schedule and dispatch the next step, then read the one before."""
         began, waited = time.perf_counter(), self._runner.times.wait
-        output = self._scheduler.schedule()
+        output = self._scheduler.schedule(time.monotonic())
         if output.scheduled:
             self._note_scheduled(output)
             self._dispatch(output)
@@ -362,7 +368,12 @@ class LLMEngine:
     def _finish(self, step: InFlightStep, dispatched_time: float) -> dict[str, None]:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
         result = self._runner.read(step)
-        self._iterations.note_result(dispatched_time)
+        seconds = self._iterations.note_result(dispatched_time)
+        if step.sampling:  # of other steps nothing is read, so nobody waited for them
+            plan = step.output
+            self._scheduler.pacing.note_step(
+                num_requests=len(plan.scheduled), num_tokens=plan.num_tokens, seconds=seconds
+            )
         touched: dict[str, None] = {}
         for scored in result.prompt_logprobs:
             known = self._completions.get(scored.request.request_id)

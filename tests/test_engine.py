@@ -5,6 +5,7 @@ import pytest
 
 from pagedjax import InvalidRequestError, RequestOutputKind, SamplingParams
 from pagedjax.execution.buckets import IS_FUSED
+from pagedjax.scheduling.pacing import MIN_CHUNK
 from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -78,6 +79,25 @@ def test_generated_blocks_are_cached_for_the_next_turn(engine):
     new_tokens = len(history) - second.num_cached_tokens
     assert new_tokens <= 3 + engine.config.block_size
     assert second.outputs[0].token_ids == continuation(history, 20)
+
+
+def test_prompts_come_in_smaller_chunks_where_tokens_must_keep_coming():
+    """No step can be as short as this target, so prompts get the least that brings them to an end."""
+    engine = fake_engine(max_num_batched_tokens=64, target_itl_ms=0.1, scheduler_delay_factor=0.5)
+    batch = prompts(4, low=80, high=90, seed=9)
+    engine.add_request("first", [1, 2], SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+    engine.step()
+    for i, prompt in enumerate(batch):
+        engine.add_request(str(i), prompt, GREEDY)
+    chunks, outs = [], {}
+    while engine.has_unfinished_requests():
+        output = engine.step()
+        chunks += [sum(one.num_scheduled_tokens for one in output.scheduled if one.num_scheduled_tokens > 1)]
+        outs |= {out.request_id: out for out in output if out.finished}
+    assert chunks.count(MIN_CHUNK) > 5
+    assert max(chunks[4:]) <= 2 * MIN_CHUNK
+    assert [outs[str(i)].outputs[0].token_ids for i in range(4)] == [continuation(p, 20) for p in batch]
+    assert outs["first"].outputs[0].token_ids == continuation([1, 2], 100)
 
 
 def test_prefixes_under_different_salts_are_apart(engine):

@@ -2,7 +2,7 @@
 
 One rule, no phases: `num_computed_tokens` chases `num_tokens_bound` under a token budget, running requests first,
 then waiting ones. Prompts in chunks, prefix hits, resumed requests and decoding all follow from it. Owns the queues,
-the rows and, through the pool, the blocks; knows nothing of text, arrays or time.
+the rows and, through the pool, the blocks; knows nothing of text and arrays, and of time what the pacing is told.
 
 The host may run ahead: schedule() for step N+1 comes before update() for step N. This is safe because the device
 executes steps in order: a block or row that changes hands is written by its new owner in a later step than any that
@@ -20,6 +20,7 @@ from typing import Literal
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.block_pool import BlockPool
+from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
 from pagedjax.scheduling.prefix_cache import PrefixCache
 from pagedjax.scheduling.request import Request, RequestStatus
@@ -82,6 +83,7 @@ class Scheduler:
         max_query_len: int | None = None,
         max_preemptions: int = MAX_PREEMPTIONS,
         watermark: float = 0.0,
+        pacing: Pacing | None = None,
     ) -> None:
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -89,6 +91,7 @@ class Scheduler:
         self.max_query_len = max_query_len or max_num_batched_tokens
         self.policy = policy
         self.max_preemptions = max_preemptions
+        self.pacing = pacing or Pacing()
         self.prefix_cache = PrefixCache(block_size, enabled=enable_prefix_caching)
         self.pool = BlockPool(num_blocks, self.prefix_cache)
         self.pinned = PinnedPrefixes(self.pool, num_reserved=self._num_blocks(max_model_len))
@@ -97,6 +100,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # new and preempted
         self.num_preemptions = 0
+        self._prompt_budget = 0  # of the iteration under way: tokens in chunks of more than one
         self._finished: list[Request] = []  # not reaped yet
         self._free_rows = list(range(max_num_seqs))  # a heap: the smallest first keeps the batch dense
         self._serial = count()
@@ -114,16 +118,19 @@ class Scheduler:
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_by_order)
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """Plan the next step. An empty plan means that everything waits for tokens in flight, or that there is no work.
 
-        Finished requests give back their blocks and row here and nowhere else.
+        Finished requests give back their blocks and row here and nowhere else. `now` is on the arrival times' clock.
         """
         output = SchedulerOutput(finished_requests=self._reap())
-        if self.policy == "priority":
+        max_prompt_tokens = self.pacing.max_prompt_tokens(self.running)
+        self._prompt_budget = self.max_num_batched_tokens if max_prompt_tokens is None else max_prompt_tokens
+        is_open = self.pacing.admits(self.waiting, now, is_idle=not self.running)
+        if self.policy == "priority" and is_open:
             self._make_room(output.preempted)
         self._serve(list(self.running), output, num_behind=len(self.running))
-        if output.num_tokens < self.max_num_batched_tokens:
+        if is_open and output.num_tokens < self.max_num_batched_tokens:
             self._serve(self._admissions(output), output, is_new_row=True)
         return output
 
@@ -285,7 +292,10 @@ class Scheduler:
                 continue  # what is in flight completes it
             num_new = bound - context_len
             if num_new > 1:
-                num_new = min(num_new, self.max_query_len, budget, max(budget - num_behind, 1))
+                num_new = min(num_new, self.max_query_len, self._prompt_budget, budget, max(budget - num_behind, 1))
+                if not num_new:
+                    continue
+                self._prompt_budget -= num_new
             seq_len, num_blocks, new_block_ids = context_len + num_new, len(request.block_ids), ()
             if seq_len > num_blocks * block_size:
                 new_block_ids = self._grow(request, seq_len, output.preempted)
@@ -365,7 +375,7 @@ class Scheduler:
     def _admissions(self, output: SchedulerOutput) -> Iterator[Request]:
         """Admit waiting requests in order while rows and blocks last; nobody overtakes the head."""
         num_promised = sum(self._num_missing_blocks(share.request) for share in output.scheduled if not share.samples)
-        while self.waiting and self._admit(self.waiting[0], num_promised):
+        while self.waiting and self._prompt_budget and self._admit(self.waiting[0], num_promised):
             request = self.waiting.pop(0)
             yield request
             num_promised += self._num_missing_blocks(request)

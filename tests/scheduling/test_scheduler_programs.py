@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedjax.errors import InvalidRequestError
+from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.request import RequestStatus
 from tests.scheduling.fake_device import Driver, expected_output, make_request
 
@@ -33,6 +34,7 @@ class Program:
             policy=("fcfs", "priority")[size[2] % 2],
             max_preemptions=1 + shape[1] % 3,
             watermark=(0.0, 0.1)[shape[2] % 2],
+            pacing=Pacing(delay_factor=size[1] % 2, target_seconds=(None, 0.01)[shape[0] // 4 % 2]),
         )
         self.scheduler = self.driver.scheduler
         self.requests, self.expected, self.pins, self.happened = {}, {}, [], happened
@@ -49,7 +51,8 @@ class Program:
     def run(self, code):
         kinds = (
             [self.read] * 4 + [self.add] * 4 + [self.fork] * 4 + [self.step] * 10 + [self.dispatch] * 4
-            + [self.finish, self.abort, self.fail, self.reset, self.preempt, self.pin, self.unpin] + [self.evict] * 2
+            + [self.finish, self.abort, self.fail, self.reset, self.preempt, self.pin, self.unpin]
+            + [self.evict, self.measure] * 2
         )  # fmt: skip
         for kind, first, second in itertools.batched(code, 3):
             operation = kinds[kind % len(kinds)]
@@ -122,6 +125,10 @@ class Program:
         """Take free blocks for something else and give them back empty."""
         pool = self.scheduler.pool
         pool.release(pool.allocate(first % (pool.num_free + 1)))
+
+    def measure(self, first, second):
+        """Have a step with tokens of prompts take long or not."""
+        self.scheduler.pacing.note_step(num_requests=1, num_tokens=2 + second, seconds=0.001 + first / 1000)
 
     def pin(self, first, _second):
         request = self._choose(self.requests.values(), first)
