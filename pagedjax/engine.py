@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -123,14 +123,14 @@ class LLMEngine:
         has_checkpoint = params is None and model_config is None and tokenizer is None
         self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
         self.default_sampling_params = generation_defaults(self.config) if has_checkpoint else {}
-        self._input = RequestInput(self.config, loaded.config, self.tokenizer, self._eos_token_ids())
         phases.end("loading the tokenizer")
         self._runner = ModelRunner(loaded, self.config, phases=phases, show_progress=show_progress)
         if platform == "gpu":  # a CPU has nothing left to prepare
             self._runner.warm_up()
             phases.end("warm-up")
-        max_model_len = self.config.max_model_len
-        assert max_model_len is not None, "resolved above"
+        max_model_len = self._runner.ledger.max_model_len
+        self.config = replace(self.config, max_model_len=max_model_len, auto_concurrency=1)  # AUTO has been resolved
+        self._input = RequestInput(self.config, loaded.config, self.tokenizer, self._eos_token_ids())
         target_itl_ms = self.config.target_itl_ms
         self._scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from pagedjax.config import MAX_LOGPROBS, EngineConfig, resolve
+from pagedjax.config import AUTO, MAX_LOGPROBS, EngineConfig, resolve
 from pagedjax.errors import ConfigError
 
 DEFAULTS = {
@@ -52,6 +52,7 @@ def test_each_named_option_has_its_documented_default(name, default):
         ("enable_prefix_caching", False),
         ("swap_space", 0),
         ("watermark", 0),
+        ("max_model_len", AUTO),
         ("scheduler_delay_factor", 0.5),
         ("target_itl_ms", 20),
         ("seed", -1),
@@ -87,6 +88,10 @@ def test_a_good_value_is_kept(name, value):
         ("enable_prefix_caching", 1, "enable_prefix_caching is 1; it must be bool"),
         ("swap_space", -1, "swap_space is -1; it must be at least 0"),
         ("swap_space", math.nan, "swap_space is nan; it must be at least 0"),
+        ("max_model_len", -2, "max_model_len is -2; it must be at least 1"),
+        ("max_model_len", "long", "max_model_len is 'long'; it must be int or None"),
+        ("auto_concurrency", 0, "auto_concurrency is 0; it must be at least 1"),
+        ("auto_concurrency", 4, "it belongs to --max-model-len auto: leave one out"),
         ("target_itl_ms", 0, "target_itl_ms is 0; it must be at least 0.1"),
         ("watermark", 0.6, "watermark is 0.6; it must be at least 0 and at most 0.5"),
         ("scheduler_delay_factor", -0.5, "scheduler_delay_factor is -0.5; it must be at least 0"),
