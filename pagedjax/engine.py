@@ -35,6 +35,7 @@ from pagedjax.outputs import RequestOutput
 from pagedjax.request_input import RequestInput
 from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScores
 from pagedjax.sampling_params import SamplingParams
+from pagedjax.scheduling.fair_share import Client
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
@@ -167,9 +168,12 @@ class LLMEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: Client = ("", ""),
         arrival_time: float | None = None,
     ) -> None:
         """Queue a request. `prompt` is text or token ids; `arrival_time` is on `time.monotonic()`.
+
+        `client` is a key and a user: keys have equal shares of the engine, and so have the users of one key.
 
         Raises:
           InvalidRequestError: it can never run; the engine is untouched.
@@ -179,8 +183,9 @@ class LLMEngine:
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         params = sampling_params if sampling_params is not None else self.default_params()
         new = self._input.build(
-            request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
-        )
+            request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt,
+            client=client,
+        )  # fmt: skip
         for child in new.children:  # they are alike: if one is refused, the first is
             self._scheduler.add_request(child)
         running = RunningRequest.start(new, self.tokenizer, arrival_time=arrival_time)

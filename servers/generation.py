@@ -78,6 +78,7 @@ async def submit(call: Call, prompts: Sequence[Prompt], params: SamplingParams) 
                     engine_request_id,
                     priority=call.fields["priority"],
                     cache_salt=_cache_salt(call),
+                    client=(call.owner, call.fields["user"] or ""),
                     arrival_time=call.arrival_time,
                 )
                 streams.append(stream)

@@ -54,6 +54,7 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: tuple[str, str] = ("", ""),
         arrival_time: float | None = None,
     ) -> "RequestStream":
         """Start a request; iterate the result for its outputs, or `await` it first to know that it was accepted.
@@ -65,7 +66,7 @@ class AsyncEngine:
         is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
         mailbox = self._mailboxes.open(request_id, is_delta=is_delta)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        add = Add(request_id, prompt, sampling_params, priority, cache_salt, arrival_time)
+        add = Add(request_id, prompt, sampling_params, priority, cache_salt, client, arrival_time)
         if self._thread.is_prepared(sampling_params):
             self._thread.inbox.put(add)
         else:

@@ -46,6 +46,7 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: tuple[str, str] = ("", ""),
         arrival_time: float | None = None,
     ) -> Any: ...
 
@@ -79,6 +80,7 @@ class Add:
     sampling_params: SamplingParams
     priority: int
     cache_salt: str | None
+    client: tuple[str, str]
     arrival_time: float
 
 
@@ -189,6 +191,7 @@ class EngineThread:
                 message.sampling_params,
                 priority=message.priority,
                 cache_salt=message.cache_salt,
+                client=message.client,
                 arrival_time=message.arrival_time,
             )
         except InvalidRequestError as error:

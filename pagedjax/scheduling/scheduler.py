@@ -20,6 +20,7 @@ from typing import Literal
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.block_pool import BlockPool
+from pagedjax.scheduling.fair_share import FairShare
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
 from pagedjax.scheduling.prefix_cache import PrefixCache
@@ -57,7 +58,8 @@ class SchedulerOutput:
 class Scheduler:
     """Queues of unfinished requests, each sorted by `Request.order`, over one pool of blocks.
 
-    Under "fcfs" the order is that of arrival, under "priority" the lowest priority value comes first. The best request
+    Under "fcfs" the order is that of arrival, between clients that of their fair shares; under "priority" the lowest
+    priority value comes before both. The best request
     is served and admitted first and the worst is preempted first. Under "priority" a waiting request may also preempt
     running ones of a lower priority.
 
@@ -102,6 +104,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._prompt_budget = 0  # of the iteration under way: tokens in chunks of more than one
         self._finished: list[Request] = []  # not reaped yet
+        self._fair_share = FairShare()
         self._free_rows = list(range(max_num_seqs))  # a heap: the smallest first keeps the batch dense
         self._serial = count()
 
@@ -113,8 +116,11 @@ class Scheduler:
         """
         self._check(request)
         request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
-        rank = (request.priority, request.arrival_time) if self.policy == "priority" else ()
-        request.order = (*rank, next(self._serial))
+        if not self.requests:
+            self._fair_share = FairShare()
+        stamp = self._fair_share.stamp(request.client, request.max_num_tokens)
+        rank = (request.priority,) if self.policy == "priority" else ()
+        request.order = (*rank, stamp, next(self._serial))
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_by_order)
 
@@ -171,6 +177,7 @@ class Scheduler:
         request.status, request.stop_reason = status, stop_reason
         del self.requests[request.request_id]
         self._finished.append(request)
+        self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request on its owner's behalf; return it, or None if there is no such unfinished request."""
@@ -401,6 +408,7 @@ class Scheduler:
             request.block_ids += self.pool.allocate(self._num_blocks(request.max_num_tokens) - len(cached))
         request.row = heapq.heappop(self._free_rows)
         request.status = RequestStatus.RUNNING
+        self._fair_share.note_started(request.order[-2])
         insort(self.running, request, key=_by_order)
         return True
 

@@ -25,7 +25,9 @@ def next_token(token_ids):
     return value % VOCABULARY
 
 
-def make_request(request_id, prompt_token_ids, max_tokens=8, *, priority=0, cache_salt=None, skip=False, **params):
+def make_request(
+    request_id, prompt_token_ids, max_tokens=8, *, priority=0, client=("", ""), cache_salt=None, skip=False, **params
+):
     params.setdefault("ignore_eos", True)
     return Request(
         request_id,
@@ -36,6 +38,7 @@ def make_request(request_id, prompt_token_ids, max_tokens=8, *, priority=0, cach
         arrival_time=0.0,
         seed=0,
         priority=priority,
+        client=client,
         cache_salt=cache_salt,
         skip_reading_prefix_cache=skip,
     )

@@ -82,7 +82,8 @@ class Program:
         limit = self.scheduler.max_model_len
         request = make_request(
             str(len(self.requests)), prompt[: limit - 1], 1 + second % 23, priority=first % 3,
-            cache_salt="salt" if first % 8 == 7 else None, ignore_eos=bool(second % 2),
+            client=(str(first % 2), str(second % 3)), cache_salt="salt" if first % 8 == 7 else None,
+            ignore_eos=bool(second % 2),
         )  # fmt: skip
         self.scheduler.add_request(request)
         self.requests[request.request_id] = request

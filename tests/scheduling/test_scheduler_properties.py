@@ -25,6 +25,7 @@ REQUESTS = st.fixed_dictionaries(
         "prompt_token_ids": PROMPTS,
         "max_tokens": st.one_of(st.integers(1, 3), st.integers(10, 30)),
         "priority": st.integers(0, 2),
+        "client": st.sampled_from([("", ""), ("a", "x"), ("a", "y"), ("b", "")]),
         "cache_salt": st.sampled_from([None, None, "salt"]),
         "skip": st.sampled_from([False, False, False, True]),
         "ignore_eos": st.booleans(),

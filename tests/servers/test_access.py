@@ -127,6 +127,14 @@ async def test_each_key_has_cached_prefixes_of_its_own(keyed, fake):
     assert None not in (first, second)
 
 
+async def test_the_engine_hears_whose_request_it_is_and_for_which_user(keyed, fake):
+    for headers, fields in ((ONE, {}), (ONE, {"user": "u"}), (TWO, {"user": "u"})):
+        await keyed.post(COMPLETIONS, json={"prompt": "ab", "max_tokens": 1, **fields}, headers=headers)
+    (key, nobody), with_user, other = fake.clients
+    assert (nobody, with_user, other[1]) == ("", (key, "u"), "u")
+    assert key != other[0]
+
+
 async def test_keys_share_prefixes_under_a_salt_that_both_name_but_cannot_name_anothers_own(keyed, fake):
     body = {"prompt": "ab", "max_tokens": 1}
     await keyed.post(COMPLETIONS, json=body, headers=ONE)
