@@ -8,7 +8,7 @@ A free block may still hold a cached prefix and be revived until somebody else n
 list; what a block contains is the prefix cache's knowledge, whose it is the scheduler's.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from pagedjax.scheduling.prefix_cache import PrefixCache
@@ -44,6 +44,11 @@ class BlockPool:
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """Return how many of these blocks are free, so that retaining them uses up free blocks."""
         return sum(not self._num_refs[block_id] for block_id in block_ids)
+
+    def freed_by(self, holders: Iterable[Sequence[int]]) -> set[int]:
+        """Return the blocks that releasing these block tables would free: nobody else holds them."""
+        num_held = Counter(block_id for block_ids in holders for block_id in block_ids)
+        return {block_id for block_id, num in num_held.items() if num == self._num_refs[block_id]}
 
     def allocate(self, n: int) -> list[int]:
         """Take n free blocks for new content, evicting the least recently used prefixes if need be."""

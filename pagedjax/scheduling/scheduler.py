@@ -11,7 +11,6 @@ still names the old one.
 
 import heapq
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -97,7 +96,8 @@ class Scheduler:
         self.prefix_cache = PrefixCache(block_size, enabled=enable_prefix_caching)
         self.pool = BlockPool(num_blocks, self.prefix_cache)
         self.pinned = PinnedPrefixes(self.pool, num_reserved=self._num_blocks(max_model_len))
-        self.num_watermark_blocks = int(watermark * self.pool.capacity)
+        is_ample = self.pool.capacity >= max_num_seqs * self._num_blocks(max_model_len)  # nobody ever runs short
+        self.num_watermark_blocks = 0 if is_ample else int(watermark * self.pool.capacity)
         self.requests: dict[str, Request] = {}  # unfinished
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # new and preempted
@@ -361,9 +361,7 @@ class Scheduler:
         if not (self._free_rows or victims):
             return False
         cached = self.prefix_cache.match(request)
-        held = Counter(block_id for victim in victims for block_id in victim.block_ids)
-        refs = self.pool.num_refs()
-        num_freed = sum(num == refs[block_id] for block_id, num in held.items() if block_id not in cached)
+        num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(cached))
         others = [other for other in self.running if other not in victims]
         num_promised = sum(self._num_missing_blocks(r) for r in others if r.num_computed_tokens < r.num_tokens)
         num_available = self.pool.num_free + num_freed - num_promised - self._num_spare(others)

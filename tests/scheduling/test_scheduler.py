@@ -377,6 +377,15 @@ class TestOverload:
         assert shares(driver.step()).keys() == {"a", "b"}  # 6 of 10 blocks, c needs 3 and 2 stay free
         driver.run()
 
+    def test_the_watermark_holds_nobody_back_in_a_pool_that_has_room_for_all(self):
+        """The longest prompts in every row, as a benchmark of prefill sends them, all come in at once."""
+        driver = Driver(num_blocks=41, block_size=4, max_num_seqs=8, max_num_batched_tokens=200, max_model_len=20,
+                        watermark=0.2)  # fmt: skip
+        for i in range(8):
+            driver.add(str(i), [i] * 19, max_tokens=1)
+        assert len(driver.step().scheduled) == 8
+        driver.run()
+
     def test_the_watermark_holds_nobody_back_where_nobody_runs(self):
         driver = Driver(num_blocks=11, block_size=4, watermark=0.5)
         request = driver.add("a", range(36), max_tokens=4)
