@@ -15,6 +15,7 @@ from pagedjax.errors import ConfigError
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "gpu": 8192}
 CPU_KV_CACHE_BYTES = 1 << 30  # default pool on a CPU, where there is no device memory to take a share of
 DUMMY_PREFIX = "dummy:"  # of models that are shapes without weights
+AUTO = -1  # max_model_len: the longest that fits
 MAX_LOGPROBS = 64  # rows of top log probabilities have this fixed width
 
 # Known to vLLM's users but not built here: the one value that is taken, and what to say about any other.
@@ -25,7 +26,6 @@ NOT_BUILT: dict[str, tuple[Any, str]] = {
     "quantization": (None, "is not built yet; leave it out (a .gguf file is expanded to --dtype when it loads)"),
     "speculative_config": (None, "is not built yet; leave it out"),
     "swap_space": (0.0, "is not built yet; leave it at 0, preempted requests are computed again"),
-    "scheduler_delay_factor": (0.0, "is not built yet; leave it at 0"),
     "enable_chunked_prefill": (True, "is refused: long prompts are always split; lower --max-model-len to bound them"),
     "trust_remote_code": (False, "is refused: code from model repositories is never run; leave it out"),
 }
@@ -59,7 +59,13 @@ class EngineConfig:
     quantization: str | None = option(None, "Quantisation method of the weights.", short="-q")
     trust_remote_code: bool = option(False, "Run code from the model repository; always refused.")
     seed: int = option(0, "Seed of dummy weights and of the seeds given to unseeded requests.")
-    max_model_len: int | None = option(None, "Longest prompt plus output in tokens; the model's own limit if unset.")
+    max_model_len: int | None = option(
+        None,
+        "Longest prompt plus output in tokens; the model's own limit if unset, 'auto' (or -1) for the longest of which "
+        "--auto-concurrency requests fit the KV cache.",
+        words={"auto": AUTO},
+    )
+    auto_concurrency: int = option(1, "Requests of max_model_len tokens that --max-model-len auto leaves room for.")
     block_size: Literal[8, 16, 32, 64, 128] = option(16, "Tokens per KV cache block.")
     gpu_memory_utilization: float = option(0.9, "Share of device memory the engine may use, above 0 and at most 1.")
     kv_cache_memory_bytes: int | None = option(
@@ -79,8 +85,20 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "Order of requests: first come first served, or lowest priority value first."
     )
+    watermark: float = option(
+        0.05,
+        "Share of KV cache blocks that admitting a request leaves free, for those that run to grow into (vLLM: 0). "
+        "At 0 an overloaded cache computes up to a third of all tokens again.",
+    )
     scheduler_delay_factor: float = option(
-        0.0, "Delay before scheduling the next prompt, times the last prompt's latency."
+        0.0,
+        "A new prompt waits until the oldest waiting one has waited this many times the last prompt's step, unless "
+        "nothing runs: fewer, larger steps for prompts.",
+    )
+    target_itl_ms: float | None = option(
+        None,
+        "Milliseconds between two tokens of a request to keep to while prompts come in: the prompts' chunks shrink "
+        "until steps are as short; no limit if unset.",
     )
     async_scheduling: bool = option(True, "Run the host one iteration ahead of the device.")
     tensor_parallel_size: int = option(1, "GPUs that share each layer.", short="-tp")
@@ -98,6 +116,8 @@ class EngineConfig:
     disable_log_stats: bool = option(False, "No statistics line every ten seconds.")
 
     def __post_init__(self) -> None:
+        if self.max_model_len == "auto":
+            object.__setattr__(self, "max_model_len", AUTO)
         check_types(self)
         _check_ranges(self)
         _check_agreement(self)
@@ -115,7 +135,7 @@ class EngineConfig:
 
 
 def resolve(config: EngineConfig, *, max_position_embeddings: int, platform: str) -> EngineConfig:
-    """Fill in what depends on the model and the device ("cpu" or "gpu"), and check it.
+    """Fill in what depends on the model and the device ("cpu" or "gpu"), and check it; AUTO waits for the ledger.
 
     Raises:
       ConfigError: max_model_len exceeds what the model was trained for.
@@ -168,13 +188,17 @@ def check_range(config: Any, name: str, low: float, high: float | None = None) -
 
 
 def _check_ranges(config: EngineConfig) -> None:
-    for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+    for name in ("max_num_seqs", "auto_concurrency", "max_num_batched_tokens", "kv_cache_memory_bytes"):
         check_range(config, name, 1)
+    if config.max_model_len != AUTO:
+        check_range(config, "max_model_len", 1)
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         check_range(config, name, 1)
     check_range(config, "num_gpu_blocks_override", 2)  # block 0 is the null block
     check_range(config, "swap_space", 0)
+    check_range(config, "watermark", 0, 0.5)
     check_range(config, "scheduler_delay_factor", 0)
+    check_range(config, "target_itl_ms", 0.1)
     check_range(config, "max_logprobs", 0, MAX_LOGPROBS)
     check_range(config, "seed", -(2**63), 2**63 - 1)
     if not 0 < config.gpu_memory_utilization <= 1:
@@ -197,6 +221,11 @@ def _check_agreement(config: EngineConfig) -> None:
     if config.model.startswith(DUMMY_PREFIX) and config.load_format not in ("auto", "dummy"):
         raise ConfigError(
             f"load_format is {config.load_format!r}, but {config.model!r} is a shape without weights; leave it out"
+        )
+    if config.auto_concurrency != 1 and config.max_model_len != AUTO:
+        raise ConfigError(
+            f"auto_concurrency is {config.auto_concurrency}, but max_model_len is {config.max_model_len}; "
+            "it belongs to --max-model-len auto: leave one out"
         )
     if config.kv_cache_memory_bytes is not None and config.num_gpu_blocks_override is not None:
         raise ConfigError(

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -35,6 +35,8 @@ from pagedjax.outputs import RequestOutput
 from pagedjax.request_input import RequestInput
 from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScores
 from pagedjax.sampling_params import SamplingParams
+from pagedjax.scheduling.fair_share import Client
+from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
 from pagedjax.text.chat import load_chat_template
@@ -124,14 +126,15 @@ class LLMEngine:
         self.config = resolve(config, max_position_embeddings=loaded.config.max_position_embeddings, platform=platform)
         self.model_config = loaded.config
         self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
-        self._input = RequestInput(self.config, loaded.config, self.tokenizer, self._eos_token_ids())
         phases.end("loading the tokenizer")
         self._runner = ModelRunner(loaded, self.config, phases=phases, show_progress=show_progress)
         if platform == "gpu":  # a CPU has nothing left to prepare
             self._runner.warm_up()
             phases.end("warm-up")
-        max_model_len = self.config.max_model_len
-        assert max_model_len is not None, "resolved above"
+        max_model_len = self._runner.ledger.max_model_len
+        self.config = replace(self.config, max_model_len=max_model_len, auto_concurrency=1)  # AUTO has been resolved
+        self._input = RequestInput(self.config, loaded.config, self.tokenizer, self._eos_token_ids())
+        target_itl_ms = self.config.target_itl_ms
         self._scheduler = Scheduler(
             num_blocks=self._runner.num_blocks,
             block_size=self.config.block_size,
@@ -140,6 +143,11 @@ class LLMEngine:
             max_model_len=max_model_len,
             enable_prefix_caching=self.config.enable_prefix_caching,
             policy=self.config.scheduling_policy,
+            watermark=self.config.watermark,
+            pacing=Pacing(
+                delay_factor=self.config.scheduler_delay_factor,
+                target_seconds=None if target_itl_ms is None else target_itl_ms / 1000,
+            ),
         )
         self._is_open = True
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
@@ -163,9 +171,12 @@ class LLMEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: Client = ("", ""),
         arrival_time: float | None = None,
     ) -> None:
         """Queue a request. `prompt` is text or token ids; `arrival_time` is on `time.monotonic()`.
+
+        `client` is a key and a user: keys have equal shares of the engine, and so have the users of one key.
 
         Raises:
           InvalidRequestError: it can never run; the engine is untouched.
@@ -175,8 +186,9 @@ class LLMEngine:
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         params = sampling_params if sampling_params is not None else self.default_params()
         new = self._input.build(
-            request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt
-        )
+            request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt,
+            client=client,
+        )  # fmt: skip
         for taken in (request_id, *(child.request_id for child in new.children)):  # n > 1 has an id for each child
             if taken in self._running or taken in self._completions:
                 raise InvalidRequestError(f"request_id {taken!r:.80} is in use; choose another", param="request_id")
@@ -195,7 +207,7 @@ class LLMEngine:
         """
         self._check_open()
         began, waited = time.perf_counter(), self._runner.times.wait
-        output = self._scheduler.schedule()
+        output = self._scheduler.schedule(time.monotonic())
         if output.scheduled:
             self._note_scheduled(output)
             self._dispatch(output)
@@ -274,9 +286,33 @@ class LLMEngine:
         """Sampling parameters of a request that names none: the model's own defaults."""
         return SamplingParams(**self.default_sampling_params)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks. False, and nothing happens, while requests are running."""
-        return self._scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks. False, with the reason in the log, while some are in use by requests or pinned.
+
+        Args:
+          reset_running_requests: preempt running requests, which compute all their tokens again.
+        """
+        is_reset = self._scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        if not is_reset:
+            stats = self._scheduler.stats()
+            logger.warning(
+                "prefix cache not reset: %d blocks are in use, %d requests run and %d blocks are pinned; "
+                "let the requests end or pass reset_running_requests=True, and unpin prefixes",
+                stats["num_blocks_used"], stats["num_requests_running"], stats["num_blocks_pinned"],
+            )  # fmt: skip
+        return is_reset
+
+    def pin_prefix(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> int:
+        """Keep the full blocks of a prompt that was computed, whatever else needs room; return their tokens.
+
+        Raises:
+          InvalidRequestError: they are not cached, are none, or would leave less than a request of max_model_len.
+        """
+        return self._scheduler.pinned.pin(self._prefix(prompt, cache_salt))
+
+    def unpin_prefix(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> bool:
+        """Let go of a pinned prefix, which stays cached until its blocks are needed; False if it was not pinned."""
+        return self._scheduler.pinned.unpin(self._prefix(prompt, cache_salt))
 
     def shutdown(self) -> None:
         """Drop every request and free the device memory; harmless when repeated. The engine is of no use afterwards."""
@@ -312,6 +348,10 @@ class LLMEngine:
     def _check_open(self) -> None:
         if not self._is_open:
             raise EngineDeadError("the engine was shut down; make a new one")
+
+    def _prefix(self, prompt: str | Sequence[int], cache_salt: str | None) -> Request:
+        params = SamplingParams(max_tokens=1, seed=0)
+        return self._input.build("prefix", prompt, params, arrival_time=0.0, cache_salt=cache_salt).children[0]
 
     def _eos_token_ids(self) -> frozenset[int]:
         ids = set(self.model_config.eos_token_ids) | set(self.default_sampling_params.pop("eos_token_ids", ()))
@@ -353,7 +393,12 @@ class LLMEngine:
     def _finish(self, step: InFlightStep, dispatched_time: float) -> dict[str, None]:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
         result = self._runner.read(step)
-        self._iterations.note_result(dispatched_time)
+        seconds = self._iterations.note_result(dispatched_time)
+        if step.sampling:  # of other steps nothing is read, so nobody waited for them
+            plan = step.output
+            self._scheduler.pacing.note_step(
+                num_requests=len(plan.scheduled), num_tokens=plan.num_tokens, seconds=seconds
+            )
         touched: dict[str, None] = {}
         for scored in result.prompt_logprobs:
             known = self._completions.get(scored.request.request_id)

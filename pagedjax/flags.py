@@ -1,9 +1,9 @@
 """Command line flags made from the fields of config dataclasses: names, types, choices and help in one place.
 
 A field `max_model_len` becomes `--max-model-len` (or `--max_model_len`), a bool also `--no-...`, a Literal its choices.
-Field metadata: help, short, positional, several (one flag takes several words). Only flags that were given are passed
-on, so defaults stand in the dataclass alone. Knows vLLM's other flags, to say why one is refused; knows nothing of
-engines or servers.
+Field metadata: help, short, positional, several (one flag takes several words), words (that stand for values). Only
+flags that were given are passed on, so defaults stand in the dataclass alone. Knows vLLM's other flags, to say why one
+is refused; knows nothing of engines or servers.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, Literal, NoReturn
 
@@ -91,7 +91,7 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hi
         options["metavar"] = "JSON" if kind is dict else kind.__name__.upper()
     if is_list:
         options |= {"action": "extend", "nargs": "+"} if field.metadata.get("several") else {"action": "append"}
-    parser.add_argument(*names, type=_PARSERS[kind], **options)
+    parser.add_argument(*names, type=_with_words(_PARSERS[kind], field.metadata.get("words", {})), **options)
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
@@ -117,6 +117,16 @@ def _integer(text: str) -> int:
     if value != int(value):
         raise ValueError(text)
     return int(value)
+
+
+def _with_words(parse: Callable[[str], Any], words: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Return a parser that also takes these words for values."""
+
+    def parse_value(text: str) -> Any:
+        return words[text] if text in words else parse(text)
+
+    parse_value.__name__ = parse.__name__
+    return parse_value
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -74,13 +74,14 @@ class IterationStats:
         num_read = sum(item.context_len + item.num_scheduled_tokens for item in scheduled)
         self._read_bytes += self._weight_bytes + num_read * self._kv_bytes_per_token
 
-    def note_result(self, dispatched_time: float) -> None:
-        """Take note that the step dispatched then has been read; the device worked on it until now at the longest."""
+    def note_result(self, dispatched_time: float) -> float:
+        """Take note that the step dispatched then has been read; return the seconds the device took, at the longest."""
         now = time.perf_counter()
         began = max(dispatched_time, self._busy_until)
         self._busy_seconds += now - began
         self._step_seconds.observe(now - began)
         self._busy_until = now
+        return now - began
 
     def note_host(self, seconds: float) -> None:
         """Take note of the time that the host worked on an iteration, waiting for the device excluded."""

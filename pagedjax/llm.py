@@ -148,7 +148,7 @@ class LLM:
 
         Leaving the iterator early ends the request. `chat_template_kwargs` are further variables of the template.
         """
-        is_chat = isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        is_chat = _is_chat(prompt)
         if chat_template_kwargs and not is_chat:
             raise InvalidRequestError(
                 "chat_template_kwargs needs messages, the prompt is none; leave it out", param="chat_template_kwargs"
@@ -169,6 +169,30 @@ class LLM:
             raise InvalidRequestError("chat needs a tokenizer, this engine has none; send token ids", param="messages")
         return tokenizer.encode_chat(messages, **template_kwargs)
 
+    def warm_prefix(self, prompt: Prompt | Sequence[dict[str, Any]], **template_kwargs: Any) -> int:
+        """Compute a prefix that many prompts share, a system prompt say, and keep its full blocks until `unpin`.
+
+        Args:
+          prompt: text, token ids, or the first messages of a conversation.
+
+        Returns:
+          How many of its tokens are kept: whole blocks.
+
+        Raises:
+          InvalidRequestError: it is shorter than a block, or would leave less than a request of max_model_len.
+        """
+        prefix = self._encode_prefix(prompt, template_kwargs)
+        self.generate(prefix, SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
+        return self.engine.pin_prefix(prefix)
+
+    def unpin(self, prompt: Prompt | Sequence[dict[str, Any]], **template_kwargs: Any) -> bool:
+        """Let go of a prefix that `warm_prefix` kept; False if it was not kept."""
+        return self.engine.unpin_prefix(self._encode_prefix(prompt, template_kwargs))
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks; False, with the reason in the log, while some are in use or pinned."""
+        return self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
     def shutdown(self) -> None:
         """End all requests and free the device memory. The object is of no use afterwards."""
         with self._lock:
@@ -181,6 +205,11 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
+
+    def _encode_prefix(self, prompt: Any, template_kwargs: dict[str, Any]) -> Prompt:
+        if not _is_chat(prompt):
+            return prompt
+        return self.encode_chat(prompt, **{"add_generation_prompt": False, **template_kwargs})
 
     def _params_list(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int, kind: RequestOutputKind
@@ -261,3 +290,7 @@ def _prompt_list(prompts: Any, prompt_token_ids: Any) -> list[Prompt]:
     is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     items: list[Any] = list(given) if is_list else [given]  # the engine refuses what is no prompt
     return [items] if is_list and items and isinstance(items[0], Integral) else items
+
+
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], dict)

@@ -14,6 +14,7 @@ from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
 from pagedjax.models.config import ModelConfig
 from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, SamplingParams
+from pagedjax.scheduling.fair_share import Client
 from pagedjax.scheduling.request import Request
 from pagedjax.text.structured_output import Grammar, GrammarCompiler
 from pagedjax.text.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class RequestInput:
         arrival_time: float,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: Client = ("", ""),
     ) -> NewRequest:
         """Check and tokenize.
 
@@ -82,6 +84,7 @@ class RequestInput:
                 arrival_time=arrival_time,
                 priority=priority,
                 cache_salt=cache_salt,
+                client=client,
                 seed=seed + index,
                 bad_word_token_ids=bad_words,
                 skip_reading_prefix_cache=params.prompt_logprobs is not None,

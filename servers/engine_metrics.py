@@ -19,6 +19,8 @@ COUNTERS = frozenset(
         "num_preemptions",
         "prefix_cache_queries",
         "prefix_cache_hits",
+        "prefix_cache_partial_block_misses",
+        "prefix_cache_evictions",
         "prefix_cache_resumed_queries",
         "prefix_cache_resumed_hits",
         "prompt_tokens",
@@ -42,6 +44,8 @@ _TEXTS = {
     "device_busy_seconds": "Seconds in which the device had a step to work on, at most.",
     "device_starved_iterations": "Iterations that found the device with nothing left to do: the host was too slow.",
     "estimated_read_bytes_per_gpu": "Bytes of weights and KV cache that the steps had to read, once each.",
+    "prefix_cache_partial_block_misses": "Cached tokens computed again because a hit is whole blocks.",
+    "prefix_cache_evictions": "Cached blocks reused for other content.",
     "prefix_cache_resumed_hits": "Tokens that preempted requests found of themselves, apart from prefix_cache_hits.",
 }
 

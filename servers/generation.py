@@ -79,7 +79,8 @@ async def submit(call: Call, prompts: Sequence[Prompt], params: SamplingParams) 
                     params,
                     engine_request_id,
                     priority=call.fields["priority"],
-                    cache_salt=call.fields["cache_salt"],
+                    cache_salt=_cache_salt(call),
+                    client=(call.owner, call.fields["user"] or ""),
                     arrival_time=call.arrival_time,
                 )
                 streams.append(stream)
@@ -178,6 +179,17 @@ def _without_text(params: SamplingParams) -> str:
         if getattr(params, field.name) != field.default and field.name not in ("stop", "bad_words", "output_kind")
     }
     return ", ".join(f"{name}={value!r:.80}" for name, value in given.items()) or "default parameters"
+
+
+def _cache_salt(call: Call) -> str | None:
+    """Whose cached prefixes may be used. Where keys are in use each has its own, unless a request names a salt.
+
+    The two kinds begin differently, so that no salt that a client can name is another key's own.
+    """
+    given = call.fields["cache_salt"]
+    if not call.owner:
+        return given
+    return f"key:{call.owner}" if given is None else f"salt:{given}"
 
 
 def _check_priority(call: Call) -> None:

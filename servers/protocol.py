@@ -68,7 +68,7 @@ _SHARED = (
     Field("echo", checks.boolean, False),
     Field("return_token_ids", checks.boolean, False),
     Field("return_tokens_as_token_ids", checks.boolean, False),
-    Field("user", checks.ignored, None),
+    Field("user", checks.text, None),
     Field("metadata", checks.ignored, None),
     Field("response_format", checks.json_object, None),
     Field("structured_outputs", checks.json_object, None),

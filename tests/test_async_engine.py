@@ -338,3 +338,20 @@ async def test_a_shutdown_while_a_grammar_compiles_fails_the_request(fake):
         with pytest.raises(EngineDeadError):
             await drain(stream)
     assert fake.added == []
+
+
+async def test_the_prefix_cache_is_reset_in_the_engine_thread_and_the_answer_comes_back(engine, fake):
+    assert await engine.reset_prefix_cache()
+    fake.gate.clear()
+    stream = await engine.generate("ab", SamplingParams(max_tokens=3), "r")
+    assert not await engine.reset_prefix_cache()
+    assert await engine.reset_prefix_cache(reset_running_requests=True)
+    assert fake.threads == {"pagedjax-engine"}
+    fake.gate.set()
+    await drain(stream)
+
+
+async def test_a_dead_engine_resets_nothing(engine):
+    await engine.shutdown()
+    with pytest.raises(EngineDeadError):
+        await engine.reset_prefix_cache()

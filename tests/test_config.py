@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from pagedjax.config import MAX_LOGPROBS, EngineConfig, resolve
+from pagedjax.config import AUTO, MAX_LOGPROBS, EngineConfig, resolve
 from pagedjax.errors import ConfigError
 
 DEFAULTS = {
@@ -22,6 +22,7 @@ DEFAULTS = {
     "enable_prefix_caching": True,
     "swap_space": 0.0,
     "scheduler_delay_factor": 0.0,
+    "watermark": 0.05,
     "quantization": None,
     "tensor_parallel_size": 1,
     "speculative_config": None,
@@ -50,6 +51,10 @@ def test_each_named_option_has_its_documented_default(name, default):
         ("max_num_batched_tokens", 256),
         ("enable_prefix_caching", False),
         ("swap_space", 0),
+        ("watermark", 0),
+        ("max_model_len", AUTO),
+        ("scheduler_delay_factor", 0.5),
+        ("target_itl_ms", 20),
         ("seed", -1),
         ("max_logprobs", MAX_LOGPROBS),
         ("compilation_cache_dir", ""),
@@ -83,6 +88,12 @@ def test_a_good_value_is_kept(name, value):
         ("enable_prefix_caching", 1, "enable_prefix_caching is 1; it must be bool"),
         ("swap_space", -1, "swap_space is -1; it must be at least 0"),
         ("swap_space", math.nan, "swap_space is nan; it must be at least 0"),
+        ("max_model_len", -2, "max_model_len is -2; it must be at least 1"),
+        ("max_model_len", "long", "max_model_len is 'long'; it must be int or None"),
+        ("auto_concurrency", 0, "auto_concurrency is 0; it must be at least 1"),
+        ("auto_concurrency", 4, "it belongs to --max-model-len auto: leave one out"),
+        ("target_itl_ms", 0, "target_itl_ms is 0; it must be at least 0.1"),
+        ("watermark", 0.6, "watermark is 0.6; it must be at least 0 and at most 0.5"),
         ("scheduler_delay_factor", -0.5, "scheduler_delay_factor is -0.5; it must be at least 0"),
         ("scheduling_policy", "lifo", "scheduling_policy is 'lifo'; choose one of fcfs, priority"),
         ("tensor_parallel_size", 0, "tensor_parallel_size is 0; it must be at least 1"),
@@ -106,7 +117,6 @@ def test_a_bad_value_names_the_value_and_the_limit(name, value, message):
         ("quantization", "awq"),
         ("speculative_config", {"method": "ngram"}),
         ("swap_space", 4),
-        ("scheduler_delay_factor", 0.5),
         ("enable_chunked_prefill", False),
         ("trust_remote_code", True),
     ],

@@ -13,6 +13,7 @@ from pagedjax import (
     SamplingParams,
 )
 from pagedjax.execution.buckets import IS_FUSED
+from pagedjax.scheduling.pacing import MIN_CHUNK
 from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -86,6 +87,69 @@ def test_generated_blocks_are_cached_for_the_next_turn(engine):
     new_tokens = len(history) - second.num_cached_tokens
     assert new_tokens <= 3 + engine.config.block_size
     assert second.outputs[0].token_ids == continuation(history, 20)
+
+
+def test_prompts_come_in_smaller_chunks_where_tokens_must_keep_coming():
+    """No step can be as short as this target, so prompts get the least that brings them to an end."""
+    engine = fake_engine(max_num_batched_tokens=64, target_itl_ms=0.1, scheduler_delay_factor=0.5)
+    batch = prompts(4, low=80, high=90, seed=9)
+    engine.add_request("first", [1, 2], SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+    engine.step()
+    for i, prompt in enumerate(batch):
+        engine.add_request(str(i), prompt, GREEDY)
+    chunks, outs = [], {}
+    while engine.has_unfinished_requests():
+        output = engine.step()
+        chunks += [sum(one.num_scheduled_tokens for one in output.scheduled if one.num_scheduled_tokens > 1)]
+        outs |= {out.request_id: out for out in output if out.finished}
+    assert chunks.count(MIN_CHUNK) > 5
+    assert max(chunks[4:]) <= 2 * MIN_CHUNK
+    assert [outs[str(i)].outputs[0].token_ids for i in range(4)] == [continuation(p, 20) for p in batch]
+    assert outs["first"].outputs[0].token_ids == continuation([1, 2], 100)
+
+
+def test_prefixes_under_different_salts_are_apart(engine):
+    engine.reset_prefix_cache()
+    prompt, found = prompts(1, low=50, high=51, seed=5)[0], []
+    for salt in ("mine", "theirs", None, "mine"):
+        engine.add_request("r", prompt, GREEDY, cache_salt=salt)
+        outs = [out for _ in range(40) for out in engine.step() if out.finished]
+        found.append(outs[0].num_cached_tokens)
+        assert outs[0].outputs[0].token_ids == continuation(prompt, 20)
+    assert found == [0, 0, 0, 48]
+
+
+def test_a_reset_in_the_middle_of_requests_changes_no_token(engine, caplog):
+    engine.reset_prefix_cache()
+    batch = prompts(5, seed=6)
+    for i, prompt in enumerate(batch):
+        engine.add_request(str(i), prompt, GREEDY)
+    for _ in range(6):
+        engine.step()
+    assert not engine.reset_prefix_cache()
+    assert "5 requests run and 0 blocks are pinned; let the requests end or pass reset_running" in caplog.text
+    before = engine.stats()["num_preemptions"]
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+    assert engine.stats()["num_blocks_used"] == engine.stats()["num_blocks_cached"] == 0
+    outs = {out.request_id: out for _ in range(60) for out in engine.step() if out.finished}
+    assert engine.stats()["num_preemptions"] - before == 5
+    assert [outs[str(i)].outputs[0].token_ids for i in range(5)] == [continuation(p, 20) for p in batch]
+
+
+def test_a_pinned_prefix_is_found_after_the_cache_was_overrun(engine):
+    engine.reset_prefix_cache()
+    prefix = prompts(1, low=20, high=21, seed=7)[0]
+    run_all(engine, [("warm", prefix, GREEDY)])
+    assert engine.pin_prefix(prefix) == 16
+    evictions = engine.stats()["prefix_cache_evictions"]
+    run_all(engine, [(str(i), prompt, GREEDY) for i, prompt in enumerate(prompts(24, low=60, high=100, seed=8))])
+    assert engine.stats()["prefix_cache_evictions"] > evictions
+    out = run_all(engine, [("hit", [*prefix, 1, 2], GREEDY)])["hit"]
+    assert out.num_cached_tokens == 16
+    assert out.outputs[0].token_ids == continuation([*prefix, 1, 2], 20)
+    assert not engine.reset_prefix_cache()
+    assert engine.unpin_prefix(prefix)
+    assert not engine.unpin_prefix(prefix)
 
 
 def test_sampled_tokens_depend_on_the_seed_alone(engine):

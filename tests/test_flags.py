@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pagedjax.config import EngineConfig, option
+from pagedjax.config import AUTO, EngineConfig, option
 from pagedjax.errors import ConfigError
 from pagedjax.flags import flag_parser, parse_flags, vllm_flags
 from servers.config import ServerConfig
@@ -112,6 +112,13 @@ def test_the_launch_lines_that_operators_copy_parse_unchanged(line):
         max_model_len=8192,
     )
     assert server == ServerConfig(port=8000)
+
+
+def test_a_word_may_stand_for_a_number():
+    assert parse("M --max-model-len auto --auto-concurrency 3", EngineConfig)[0].max_model_len == AUTO
+    assert parse("M --max-model-len -1", EngineConfig)[0] == EngineConfig(model="M", max_model_len="auto")
+    with pytest.raises(ConfigError, match="invalid int value: 'longest'"):
+        parse("M --max-model-len longest", EngineConfig)
 
 
 def test_a_refused_flag_of_vllm_says_why():

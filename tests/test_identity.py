@@ -73,6 +73,18 @@ def test_a_batch_of_32_mixed_requests_with_a_cold_and_a_warm_cache(llm, alone):
     assert llm.engine.stats()["prefix_cache_hits"] > hits
 
 
+def test_a_warm_prefix_is_computed_once_and_changes_no_token(llm, alone):
+    prompts, params = requests()
+    longest = max(range(COUNT), key=lambda i: len(prompts[i]))
+    llm.engine.reset_prefix_cache()
+    assert llm.warm_prefix(prompts[longest][:40]) == llm.warm_prefix(prompts[longest][:40]) == 40
+    out = llm.generate(prompts[longest], params[longest], use_tqdm=False)[0]
+    assert (out.num_cached_tokens, out.outputs[0].token_ids) == (40, alone[longest])
+    assert not llm.reset_prefix_cache()
+    assert llm.unpin(prompts[longest][:40])
+    assert llm.reset_prefix_cache()
+
+
 def test_prompts_in_chunks_of_sixteen(alone):
     prompts, params = requests()
     with make_llm(max_num_seqs=16, max_num_batched_tokens=16) as llm:

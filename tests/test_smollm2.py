@@ -93,3 +93,13 @@ def test_perplexity_of_the_fixed_paragraph_is_that_of_transformers(llm):
 
 def test_nothing_was_compiled_after_ready(llm):
     assert llm.engine.stats()["num_compilations_after_ready"] == 0
+
+
+def test_a_system_prompt_that_is_kept_warm_is_found_by_every_chat(llm):
+    llm.reset_prefix_cache()
+    system = {"role": "system", "content": "You are a terse geographer who answers in one short sentence. " * 3}
+    num_kept = llm.warm_prefix([system])
+    outs = llm.chat([[system, {"role": "user", "content": text}] for text in ("Rome?", "Lima?")], greedy(1))
+    assert num_kept >= 32
+    assert [out.num_cached_tokens for out in outs] == [num_kept, num_kept]
+    assert llm.unpin([system])

@@ -14,11 +14,11 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from pagedjax.async_engine.engine_thread import Abort, Add, Engine, EngineThread, Inspect
+from pagedjax.async_engine.engine_thread import Abort, Add, Ask, Engine, EngineThread
 from pagedjax.async_engine.mailboxes import Mailbox, Mailboxes
 from pagedjax.engine_view import EngineView
 from pagedjax.errors import EngineDeadError, InvalidRequestError
@@ -27,7 +27,7 @@ from pagedjax.outputs import RequestOutput
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 from pagedjax.text.template_worker import TemplateWorker
 
-INSPECTION_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
 TEXT_THREADS = 2  # tokenize and render chats while the engine thread computes
 GRAMMAR_THREADS = 4  # apart from those: each waits for a process that compiles, which may take seconds
 
@@ -44,9 +44,9 @@ class AsyncEngine:
         self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="pagedjax-grammar")
         self._template_worker: TemplateWorker | None = None
         self._mailboxes = Mailboxes()
-        self._inspections: dict[int, concurrent.futures.Future[EngineView]] = {}
-        self._inspection_numbers = itertools.count()
-        self._thread = EngineThread(engine, self._mailboxes, functools.partial(_answer, self._inspections))
+        self._questions: dict[int, concurrent.futures.Future[Any]] = {}
+        self._question_numbers = itertools.count()
+        self._thread = EngineThread(engine, self._mailboxes, functools.partial(_answer, self._questions))
         self._stop = weakref.finalize(self, self._thread.stop)  # also runs when the interpreter exits
 
     def generate(
@@ -57,6 +57,7 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: tuple[str, str] = ("", ""),
         arrival_time: float | None = None,
     ) -> "RequestStream":
         """Start a request; iterate the result for its outputs, or `await` it first to know that it was accepted.
@@ -68,7 +69,7 @@ class AsyncEngine:
         is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
         mailbox = self._mailboxes.open(request_id, is_delta=is_delta)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        add = Add(request_id, prompt, sampling_params, priority, cache_salt, arrival_time)
+        add = Add(request_id, prompt, sampling_params, priority, cache_salt, client, arrival_time)
         if self._thread.is_prepared(sampling_params):
             self._thread.inbox.put(add)
         else:
@@ -137,18 +138,20 @@ class AsyncEngine:
 
         Raises:
           EngineDeadError: it has stopped.
-          TimeoutError: its step takes longer than INSPECTION_SECONDS.
+          TimeoutError: its step takes longer than ANSWER_SECONDS.
         """
-        if self.dead_error is not None:
-            raise self.dead_error
-        number = next(self._inspection_numbers)
-        future = self._inspections[number] = concurrent.futures.Future()
-        self._thread.inbox.put(Inspect(number))
-        try:
-            async with asyncio.timeout(INSPECTION_SECONDS):
-                return await asyncio.wrap_future(future)
-        finally:
-            self._inspections.pop(number, None)
+        return await self._ask("inspect")
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks; False, with the reason in the log, while some are in use by requests or pinned.
+
+        Args:
+          reset_running_requests: preempt running requests, which compute all their tokens again.
+
+        Raises:
+          EngineDeadError, TimeoutError: as for `inspect`.
+        """
+        return await self._ask("reset_prefix_cache", reset_running_requests=reset_running_requests)
 
     async def start_profile(self, directory: str) -> None:
         """Begin to trace this process and its device; the trace goes to `directory`.
@@ -210,6 +213,19 @@ class AsyncEngine:
         """Return when the engine thread has ended, whether it was shut down or died."""
         await asyncio.to_thread(self._thread.join)
 
+    async def _ask(self, method: Literal["inspect", "reset_prefix_cache"], **options: Any) -> Any:
+        """Have the engine thread call a method of the engine between two steps, and return what it returns."""
+        if self.dead_error is not None:
+            raise self.dead_error
+        number = next(self._question_numbers)
+        future = self._questions[number] = concurrent.futures.Future()
+        self._thread.inbox.put(Ask(number, method, options))
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await asyncio.wrap_future(future)
+        finally:
+            self._questions.pop(number, None)
+
     def _need_tokenizer(self) -> Any:
         if self._tokenizer is None:
             raise InvalidRequestError("this engine has no tokenizer; send token ids", param="prompt")
@@ -225,11 +241,11 @@ class AsyncEngine:
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, function, *args)
 
 
-def _answer(inspections: dict[int, "concurrent.futures.Future[EngineView]"], number: int, view: EngineView) -> None:
+def _answer(questions: dict[int, "concurrent.futures.Future[Any]"], number: int, answer: Any) -> None:
     """Called in the engine thread; whoever asked may have gone."""
-    future = inspections.get(number)
+    future = questions.get(number)
     if future is not None and future.set_running_or_notify_cancel():
-        future.set_result(view)
+        future.set_result(answer)
 
 
 class RequestStream:

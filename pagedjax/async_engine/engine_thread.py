@@ -8,8 +8,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
 from pagedjax.config import EngineConfig
@@ -46,6 +46,7 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: tuple[str, str] = ("", ""),
         arrival_time: float | None = None,
     ) -> Any: ...
 
@@ -65,6 +66,8 @@ class Engine(Protocol):
 
     def inspect(self) -> EngineView: ...
 
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -77,6 +80,7 @@ class Add:
     sampling_params: SamplingParams
     priority: int
     cache_salt: str | None
+    client: tuple[str, str]
     arrival_time: float
 
 
@@ -88,21 +92,23 @@ class Abort:
 
 
 @dataclass(frozen=True)
-class Inspect:
-    """Message: look into the engine; the answer goes to `answer_inspection` with the number."""
+class Ask:
+    """Message: ask the engine between two steps; what its method returns goes to `answer` with the number."""
 
     number: int
+    method: Literal["inspect", "reset_prefix_cache"]
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-type Message = Add | Abort | Inspect
+type Message = Add | Abort | Ask
 
 
 class EngineThread:
     """Calls step() while there is work and sleeps on the inbox when there is none."""
 
-    def __init__(self, engine: Engine, mailboxes: Mailboxes, answer_inspection: Callable[[int, EngineView], None]):
+    def __init__(self, engine: Engine, mailboxes: Mailboxes, answer: Callable[[int, Any], None]):
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: stop
-        self._answer_inspection = answer_inspection
+        self._answer = answer
         self.stats = engine.stats()
         self.histograms = engine.histograms()
         self.step_began: float | None = None  # on time.monotonic(); None between steps
@@ -170,8 +176,8 @@ class EngineThread:
                 return False
             case Abort():
                 self._engine.abort(message.request_ids)
-            case Inspect():
-                self._inspect(message.number)
+            case Ask():
+                self._ask(message)
             case Add():
                 self._add(message)
         return True
@@ -185,6 +191,7 @@ class EngineThread:
                 message.sampling_params,
                 priority=message.priority,
                 cache_salt=message.cache_salt,
+                client=message.client,
                 arrival_time=message.arrival_time,
             )
         except InvalidRequestError as error:
@@ -194,13 +201,13 @@ class EngineThread:
             event = error
         self._deliver([(message.request_id, event)])
 
-    def _inspect(self, number: int) -> None:
+    def _ask(self, message: Ask) -> None:
         try:
-            view = self._engine.inspect()
+            answer = getattr(self._engine, message.method)(**message.options)
         except Exception:  # whoever watches must not stop what is watched
-            logger.exception("a look into the engine failed")
+            logger.exception("%s of the engine failed", message.method)
         else:
-            self._answer_inspection(number, view)
+            self._answer(message.number, answer)
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         if any(output.finished for output in outputs) or time.monotonic() - self._stats_time > STATS_INTERVAL:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pagedjax.config import CPU_KV_CACHE_BYTES, EngineConfig
+from pagedjax.config import AUTO, CPU_KV_CACHE_BYTES, EngineConfig
 from pagedjax.device import MEMORY_SHARE_VARIABLES
 from pagedjax.errors import ConfigError
 from pagedjax.models.batch import KVCache
@@ -21,6 +21,8 @@ from pagedjax.models.config import ModelConfig
 GIB = 1 << 30
 DEFAULT_MEM_FRACTION = "0.75"  # what JAX reserves when nobody says otherwise
 MARGIN_BYTES = 1 << 30  # left to the runtime on a GPU: fragments, step results, small arrays
+LOW_CONCURRENCY, SHORT_MODEL_LEN = 4, 2048  # fewer requests than this, each longer than that: a hint at start
+SAMPLER_ROWS = 16  # float32 copies of a row's logits that the full sampler may hold
 COARSE_BLOCKS = 64  # num_blocks is a multiple, so that small changes of free memory keep hitting the compile cache
 
 
@@ -75,23 +77,33 @@ class Ledger:
 
     def lines(self) -> list[str]:
         """The table printed at start, with the two lines operators look for."""
-        table = [f"  {name:<48} {size / GIB:9.3f} GiB" for name, size in self.rows()]
-        return [
-            f"Memory on {self.device}:",
-            *table,
+        lines = [
+            *self.table(),
             f"{self.device.upper()} KV cache size: {self.num_tokens:,} tokens",
             f"Maximum concurrency for {self.max_model_len:,} tokens per request: {self.max_concurrency:.2f}x",
         ]
+        if self.max_concurrency < LOW_CONCURRENCY and self.max_model_len > SHORT_MODEL_LEN:
+            lines.append(
+                f"Hint: {self.max_concurrency:.1f} requests of max_model_len fit at once. Where requests are shorter, "
+                "set --max-model-len to the 99th percentile of their lengths plus a fifth: longer ones are then "
+                "refused, in place of holding up all others"
+            )
+        return lines
+
+    def table(self) -> list[str]:
+        """The rows as lines of text."""
+        rows = [f"  {name:<48} {size / GIB:9.3f} GiB" for name, size in self.rows()]
+        return [f"Memory on {self.device}:", *rows]
 
 
 def plan(
     config: EngineConfig, model: ModelConfig, *, dtype: jnp.dtype, max_model_len: int,
     weights: int, request_state: int, temporaries: int,
 ) -> Ledger:  # fmt: skip
-    """Decide num_blocks.
+    """Decide num_blocks, and max_model_len where it is AUTO.
 
     Raises:
-      ConfigError: not even one request of max_model_len fits; the message says what would.
+      ConfigError: not even one request of max_model_len fits; the message has the ledger and says what would.
     """
     device = jax.local_devices()[0]
     one_block = block_bytes(model, block_size=config.block_size, dtype=dtype)
@@ -101,23 +113,36 @@ def plan(
         room = config.kv_cache_memory_bytes or CPU_KV_CACHE_BYTES
         budget = weights + request_state + temporaries + room
         margin = foreign = 0
+    num_blocks = config.num_gpu_blocks_override or _coarse(max(room, 0) // one_block)
+    if max_model_len == AUTO:
+        num_tokens = (num_blocks - 1) // config.auto_concurrency * config.block_size
+        max_model_len = min(max(num_tokens, config.block_size), model.max_position_embeddings)
     blocks_per_request = -(-max_model_len // config.block_size)
     useful = config.max_num_seqs * blocks_per_request + 1
-    num_blocks = min(config.num_gpu_blocks_override or _coarse(room // one_block), useful)
-    if num_blocks - 1 < blocks_per_request:
-        raise ConfigError(_too_small(config, max_model_len, num_blocks, one_block, room))
-    return Ledger(
+    ledger = Ledger(
         budget=budget, weights=weights, request_state=request_state, temporaries=temporaries, margin=margin,
-        foreign=foreign, block=one_block, num_blocks=num_blocks, block_size=config.block_size,
+        foreign=foreign, block=one_block, num_blocks=min(num_blocks, useful), block_size=config.block_size,
         max_model_len=max_model_len, device=device.platform,
     )  # fmt: skip
+    if ledger.max_concurrency < 1:
+        raise ConfigError(_too_small(config, model, ledger, room))
+    return ledger
+
+
+def not_allocated(ledger: Ledger, reason: str) -> str:
+    """Say that the device refuses the pool that the ledger has room for: something else takes memory meanwhile."""
+    return (
+        f"the device refuses a KV cache of {ledger.num_blocks * ledger.block / GIB:.2f} GiB: {reason.splitlines()[0]}; "
+        "lower --gpu-memory-utilization or --kv-cache-memory-bytes, or stop what else uses the device\n"
+        + "\n".join(ledger.table())
+    )
 
 
 def estimate_temporaries(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
     """Guess the temporaries, before compilation measures them: one chunk's activations, the full sampler's logits."""
     tokens = config.max_num_batched_tokens or 0
     activations = tokens * (3 * model.intermediate_size + 6 * model.hidden_size) * jnp.dtype(dtype).itemsize
-    logits = 16 * config.max_num_seqs * model.vocab_size * 4
+    logits = SAMPLER_ROWS * config.max_num_seqs * model.vocab_size * 4
     return activations + logits
 
 
@@ -141,21 +166,22 @@ def _budget(config: EngineConfig, device: Any, ours: int) -> tuple[int, int, int
     return min(limit, int(total * config.gpu_memory_utilization)), foreign, MARGIN_BYTES
 
 
-def _too_small(config: EngineConfig, max_model_len: int, num_blocks: int, one_block: int, room: int) -> str:
-    fits = max(0, (num_blocks - 1) * config.block_size)
-    num_needed = -(-max_model_len // config.block_size) + 1  # with the null block
-    needed, there_is = f"{num_needed * one_block / GIB:.2f} GiB", f"{max(room, 0) / GIB:.2f} GiB"
+def _too_small(config: EngineConfig, model: ModelConfig, ledger: Ledger, room: int) -> str:
+    """Say what is missing, what would fit, and where the memory is."""
+    fits = max(0, (ledger.num_blocks - 1) * config.block_size)
+    num_needed = -(-ledger.max_model_len // config.block_size) + 1  # with the null block
+    needed = num_needed * ledger.block
+    amounts = f"{needed / GIB:.2f} GiB of KV cache, there is room for {max(room, 0) / GIB:.2f} GiB"
+    remedies = [f"set --max-model-len to {fits} or less"] if fits else []
     if config.num_gpu_blocks_override:
-        needed, there_is = f"{num_needed} blocks", f"{config.num_gpu_blocks_override} blocks"
-        remedy = f"raise --num-gpu-blocks-override to {num_needed}"
-    elif config.kv_cache_memory_bytes or jax.local_devices()[0].platform == "cpu":
-        remedy = f"raise --kv-cache-memory-bytes to {num_needed * one_block}"
+        amounts = f"{num_needed} blocks of KV cache, there is room for {config.num_gpu_blocks_override} blocks"
+        remedies.insert(0, f"raise --num-gpu-blocks-override to {num_needed}")
+    elif config.kv_cache_memory_bytes or ledger.device == "cpu":
+        remedies.insert(0, f"raise --kv-cache-memory-bytes to {needed}")
     else:
-        remedy = (
-            "raise --gpu-memory-utilization, lower --max-num-seqs or --max-num-batched-tokens, or use a smaller dtype"
-        )
-    shorter = f", or set --max-model-len to {fits} or less" if fits else ""
-    return (
-        f"one request of max_model_len {max_model_len} needs {needed} of KV cache, there is room for {there_is} "
-        f"({fits} tokens); {remedy}{shorter}"
-    )
+        bytes_per_seq = ledger.request_state // config.max_num_seqs + SAMPLER_ROWS * model.vocab_size * 4
+        max_num_seqs = config.max_num_seqs - -(-(needed - room) // bytes_per_seq)
+        remedies += [f"set --max-num-seqs to about {max_num_seqs} or less"] if max_num_seqs > 0 else []
+        remedies.append("raise --gpu-memory-utilization, lower --max-num-batched-tokens, or use a smaller dtype")
+    message = f"one request of max_model_len {ledger.max_model_len} needs {amounts} ({fits} tokens)"
+    return "\n".join([f"{message}; {', or '.join(remedies)}", *ledger.table()])

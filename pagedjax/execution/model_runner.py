@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from pagedjax.config import EngineConfig
+from pagedjax.config import AUTO, EngineConfig
+from pagedjax.errors import ConfigError
 from pagedjax.execution import kv_cache
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
 from pagedjax.execution.compilation import CompilationCounter, compile_all, enable_cache, shapes_of
@@ -123,15 +124,15 @@ class ModelRunner:
         self._vocab_size = loaded.config.vocab_size
         self._num_heads, self._hidden_size = loaded.config.num_heads, loaded.config.hidden_size
         self._dtype = resolve_dtype(config.dtype, loaded.config)
-        self._max_blocks = -(-config.max_model_len // config.block_size)
         self.buckets = BucketTable.build(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=config.block_size,
             platform=jax.default_backend(),
         )
-        self._rows = empty_rows(config.max_num_seqs, self._max_blocks)
         self._wide = neutral_sampler_rows(config.max_num_seqs, self._vocab_size)
+        self._max_blocks = -(-self._longest(loaded) // config.block_size)
+        self._rows = empty_rows(config.max_num_seqs, self._max_blocks)
         self._dirty_rows: set[int] = set()  # wide rows that are not neutral
         self._neutral = neutral_sampler_row(self._vocab_size)
         self._build(loaded, phases or PhaseTimes(), show_progress)
@@ -360,39 +361,49 @@ class ModelRunner:
         """Size the pool, allocate it and compile every executable."""
         dtype = self._dtype
         config = self._config
-        weights = _num_bytes(jax.tree.leaves(nnx.state(loaded.model)))
         request_state = _num_bytes(jax.tree.leaves((self._rows, self._wide)))
-
-        def plan(temporaries: int) -> kv_cache.Ledger:
-            return kv_cache.plan(
-                config, loaded.config, dtype=dtype, max_model_len=config.max_model_len or 0, weights=weights,
-                request_state=request_state, temporaries=temporaries,
-            )  # fmt: skip
-
-        num_blocks = plan(kv_cache.estimate_temporaries(config, loaded.config, dtype)).num_blocks
+        planned = self._plan(loaded, request_state, kv_cache.estimate_temporaries(config, loaded.config, dtype))
         while True:
             functions = StepFunctions(
-                loaded.model, block_size=config.block_size, num_blocks=num_blocks,
+                loaded.model, block_size=config.block_size, num_blocks=planned.num_blocks,
                 max_num_seqs=config.max_num_seqs, max_logprobs=config.max_logprobs,
             )  # fmt: skip
             self._leaves = functions.leaves
             tasks = executable_tasks(
-                functions, self.buckets, loaded.config, dtype=dtype, num_blocks=num_blocks, max_blocks=self._max_blocks,
-                state=shapes_of((self._rows, self._wide, self._neutral)),
+                functions, self.buckets, loaded.config, dtype=dtype, num_blocks=planned.num_blocks,
+                max_blocks=self._max_blocks, state=shapes_of((self._rows, self._wide, self._neutral)),
             )  # fmt: skip
             self._executables = compile_all(tasks, phases, show_progress=show_progress)
-            ledger = plan(temporary_bytes(tasks, self._executables))
-            if ledger.num_blocks >= num_blocks:
+            ledger = self._plan(loaded, request_state, temporary_bytes(tasks, self._executables))
+            if ledger.num_blocks >= planned.num_blocks:
                 break
-            num_blocks = ledger.num_blocks  # the estimate was too low: these executables leave no room for the pool
-        ledger = replace(ledger, num_blocks=num_blocks)
+            planned = ledger  # the estimate was too low: these executables leave no room for the pool
+        ledger = replace(ledger, num_blocks=planned.num_blocks, max_model_len=planned.max_model_len)
         self.ledger = ledger
         self.num_full_model_executables = sum(task.is_full_model for task in tasks)
-        self._kv_cache = kv_cache.allocate(
-            loaded.config, num_blocks=ledger.num_blocks, block_size=config.block_size, dtype=dtype
-        )
-        jax.block_until_ready(self._kv_cache)
+        try:
+            self._kv_cache = kv_cache.allocate(
+                loaded.config, num_blocks=ledger.num_blocks, block_size=config.block_size, dtype=dtype
+            )
+            jax.block_until_ready(self._kv_cache)
+        except jax.errors.JaxRuntimeError as error:
+            raise ConfigError(kv_cache.not_allocated(ledger, str(error))) from error
         phases.end("pool allocation")
+
+    def _longest(self, loaded: LoadedModel) -> int:
+        """The longest request that block tables must hold; where it is AUTO, compiling can only lower it."""
+        assert self._config.max_model_len is not None, "the engine resolves it"
+        if self._config.max_model_len != AUTO:
+            return self._config.max_model_len
+        temporaries = kv_cache.estimate_temporaries(self._config, loaded.config, self._dtype)
+        return self._plan(loaded, _num_bytes(jax.tree.leaves(self._wide)), temporaries).max_model_len
+
+    def _plan(self, loaded: LoadedModel, request_state: int, temporaries: int) -> kv_cache.Ledger:
+        return kv_cache.plan(
+            self._config, loaded.config, dtype=self._dtype, max_model_len=self._config.max_model_len or 0,
+            weights=_num_bytes(jax.tree.leaves(nnx.state(loaded.model))), request_state=request_state,
+            temporaries=temporaries,
+        )  # fmt: skip
 
 
 def _is_under_grammar(item: ScheduledRequest) -> bool:

@@ -1,10 +1,14 @@
 """Who holds which KV cache block: reference counts and the order in which free blocks are reused.
 
+    free, empty -> in use -> free, cached -> in use again
+         ^            |           |
+         +------------+-----------+      released without a prefix, or evicted for other content
+
 A free block may still hold a cached prefix and be revived until somebody else needs it. Owns the counts and the free
 list; what a block contains is the prefix cache's knowledge, whose it is the scheduler's.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from pagedjax.scheduling.prefix_cache import PrefixCache
@@ -41,13 +45,18 @@ class BlockPool:
         """Return how many of these blocks are free, so that retaining them uses up free blocks."""
         return sum(not self._num_refs[block_id] for block_id in block_ids)
 
+    def freed_by(self, holders: Iterable[Sequence[int]]) -> set[int]:
+        """Return the blocks that releasing these block tables would free: nobody else holds them."""
+        num_held = Counter(block_id for block_ids in holders for block_id in block_ids)
+        return {block_id for block_id, num in num_held.items() if num == self._num_refs[block_id]}
+
     def allocate(self, n: int) -> list[int]:
         """Take n free blocks for new content, evicting the least recently used prefixes if need be."""
         assert n <= self.num_free, f"{n} blocks wanted, {self.num_free} free: the caller checks first"
         block_ids = [self._free.popitem(last=False)[0] for _ in range(n)]
         for block_id in block_ids:
             self._num_refs[block_id] = 1
-        self.prefix_cache.forget(block_ids)
+        self.prefix_cache.evict(block_ids)
         return block_ids
 
     def retain(self, block_ids: Iterable[int]) -> None:
@@ -73,7 +82,7 @@ class BlockPool:
         for block_ids in holders:
             for block_id in block_ids:
                 num_refs[block_id] += 1
-        assert num_refs == self._num_refs, "reference counts differ from the block tables of running requests"
+        assert num_refs == self._num_refs, "reference counts differ from the block tables"
         assert num_refs[0] == 0, "the null block is in a block table"
         assert 0 not in self._free, "the null block is in the free list"
         idle = {block_id for block_id in range(1, self.num_blocks) if not num_refs[block_id]}

@@ -7,20 +7,29 @@ reused is the pool's business.
 
 import hashlib
 import struct
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagedjax.scheduling.request import Request
 
+TOKEN_BYTES = 4  # of a packed token id
+
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Tokens looked up and found at admission; those of resumed requests apart, as they mostly find themselves."""
+    """Tokens looked up and found at admission; those of resumed requests apart, as they mostly find themselves.
+
+    Partial block misses are tokens that a cached block holds and that are computed again all the same, because a hit is
+    whole blocks: smaller blocks would save them. Evictions are cached blocks that were reused for other content.
+    """
 
     queries: int = 0
     hits: int = 0
+    partial_block_misses: int = 0
     resumed_queries: int = 0
     resumed_hits: int = 0
+    evictions: int = 0
 
 
 class PrefixCache:
@@ -32,7 +41,9 @@ class PrefixCache:
         self.stats = PrefixCacheStats()
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
-        self._tokens_format = struct.Struct(f"<{block_size}i")
+        self._block_format = struct.Struct(f"<{block_size}i")
+        self._place_of: dict[int, tuple[bytes, bytes]] = {}  # the parent's digest and the block's own tokens, packed
+        self._siblings: dict[bytes, list[bytes]] = {}  # by the parent's digest: packed tokens, sorted
 
     def __len__(self) -> int:
         return len(self._digest_of)
@@ -48,7 +59,10 @@ class PrefixCache:
         """Return the longest cached chain of full blocks that leaves at least one known token to compute."""
         if not self.enabled or request.skip_reading_prefix_cache:
             return []
-        max_blocks = (request.num_tokens - 1) // self.block_size
+        return self.find(request, (request.num_tokens - 1) // self.block_size)
+
+    def find(self, request: Request, max_blocks: int) -> list[int]:
+        """Return the longest cached chain of the request's first `max_blocks` full blocks."""
         self._extend_hashes(request, max_blocks)
         block_ids = []
         for digest in request.block_hashes[:max_blocks]:
@@ -68,20 +82,35 @@ class PrefixCache:
         self._extend_hashes(request, last)
         for i in range(first, last):
             digest, block_id = request.block_hashes[i], request.block_ids[i]
-            if self._block_of.setdefault(digest, block_id) == block_id:
-                self._digest_of[block_id] = digest
+            if digest not in self._block_of:
+                self._block_of[digest], self._digest_of[block_id] = block_id, digest
+                place = (self._parent(request, i), self._packed(request, i))
+                self._place_of[block_id] = place
+                insort(self._siblings.setdefault(place[0], []), place[1])
+
+    def evict(self, block_ids: Iterable[int]) -> None:
+        """Forget blocks that are about to get other content, and count those that held a prefix."""
+        num_cached = len(self)
+        self.forget(block_ids)
+        self.stats.evictions += num_cached - len(self)
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Drop what is known of these blocks: their content is about to change, or suspect."""
+        """Drop what is known of these blocks: their content is suspect."""
         for block_id in block_ids:
             digest = self._digest_of.pop(block_id, None)
-            if digest is not None:
-                del self._block_of[digest]
+            if digest is None:
+                continue
+            del self._block_of[digest]
+            parent, tokens = self._place_of.pop(block_id)
+            siblings = self._siblings[parent]
+            del siblings[bisect_left(siblings, tokens)]
+            if not siblings:
+                del self._siblings[parent]
 
     def clear(self) -> None:
         """Forget every block."""
-        self._block_of.clear()
-        self._digest_of.clear()
+        for known in (self._block_of, self._digest_of, self._place_of, self._siblings):
+            known.clear()
 
     def record(self, request: Request, num_hit_tokens: int) -> None:
         """Count one admission's lookup."""
@@ -93,21 +122,44 @@ class PrefixCache:
         else:
             self.stats.queries += request.num_tokens
             self.stats.hits += num_hit_tokens
+            self.stats.partial_block_misses += self._num_partial(request, num_hit_tokens)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the two maps are inverses."""
         inverse = {digest: block_id for block_id, digest in self._digest_of.items()}
         assert inverse == self._block_of, "the prefix cache's maps from digest to block and back disagree"
+        assert self._place_of.keys() == self._digest_of.keys(), "a cached block has no place in its chain, or two"
+        places = [(parent, tokens) for parent, siblings in self._siblings.items() for tokens in siblings]
+        assert sorted(places) == sorted(self._place_of.values()), "siblings differ from the places of cached blocks"
 
     def _extend_hashes(self, request: Request, num_blocks: int) -> None:
         """Hash the request's blocks up to `num_blocks`, each once in its life: known tokens never change."""
-        hashes, size = request.block_hashes, self.block_size
+        hashes = request.block_hashes
         for i in range(len(hashes), num_blocks):
-            parent = hashes[-1] if hashes else _root(request.cache_salt)
-            tokens = self._tokens_format.pack(*request.all_token_ids[i * size : (i + 1) * size])
-            hashes.append(hashlib.sha256(parent + tokens).digest())
+            hashes.append(hashlib.sha256(self._parent(request, i) + self._packed(request, i)).digest())
+
+    def _parent(self, request: Request, index: int) -> bytes:
+        return request.block_hashes[index - 1] if index else _root(request.cache_salt)
+
+    def _packed(self, request: Request, index: int) -> bytes:
+        return self._block_format.pack(*request.all_token_ids[index * self.block_size : (index + 1) * self.block_size])
+
+    def _num_partial(self, request: Request, num_hit_tokens: int) -> int:
+        """Count the tokens after a hit, save the last, with which a cached block goes on; neighbours share most."""
+        siblings = self._siblings.get(self._parent(request, num_hit_tokens // self.block_size), [])
+        end = min(num_hit_tokens + self.block_size, request.num_tokens - 1)
+        token_ids = request.all_token_ids[num_hit_tokens:end]
+        tokens = struct.pack(f"<{len(token_ids)}i", *token_ids)
+        i = bisect_left(siblings, tokens)
+        shared = (_num_shared_bytes(tokens, sibling) for sibling in siblings[max(i - 1, 0) : i + 1])
+        return max(shared, default=0) // TOKEN_BYTES
 
 
 def _root(cache_salt: str | None) -> bytes:
     """Parent digest of first blocks: a salt separates everything that follows from requests without it."""
     return hashlib.sha256((cache_salt or "").encode("utf-8", "surrogatepass")).digest()
+
+
+def _num_shared_bytes(first: bytes, second: bytes) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(first), len(second)))

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 
 from pagedjax.sampling_params import SamplingParams
+from pagedjax.scheduling.fair_share import Client
 
 
 class RequestStatus(IntEnum):
@@ -57,6 +58,7 @@ class Request:
     arrival_time: float = field(repr=False)
     seed: int = field(repr=False)
     priority: int = 0
+    client: Client = ("", "")
     cache_salt: str | None = field(default=None, repr=False)
     skip_reading_prefix_cache: bool = field(default=False, repr=False)
     bad_word_token_ids: Sequence[tuple[int, ...]] = field(default=(), repr=False)  # for the sampler

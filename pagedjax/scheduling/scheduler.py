@@ -2,7 +2,7 @@
 
 One rule, no phases: `num_computed_tokens` chases `num_tokens_bound` under a token budget, running requests first,
 then waiting ones. Prompts in chunks, prefix hits, resumed requests and decoding all follow from it. Owns the queues,
-the rows and, through the pool, the blocks; knows nothing of text, arrays or time.
+the rows and, through the pool, the blocks; knows nothing of text and arrays, and of time what the pacing is told.
 
 The host may run ahead: schedule() for step N+1 comes before update() for step N. This is safe because the device
 executes steps in order: a block or row that changes hands is written by its new owner in a later step than any that
@@ -19,8 +19,13 @@ from typing import Literal
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.block_pool import BlockPool
+from pagedjax.scheduling.fair_share import FairShare
+from pagedjax.scheduling.pacing import Pacing
+from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
 from pagedjax.scheduling.prefix_cache import PrefixCache
 from pagedjax.scheduling.request import Request, RequestStatus
+
+MAX_PREEMPTIONS = 3  # of one request; a lower limit reserves blocks early and costs throughput where the watermark is 0
 
 _by_order = attrgetter("order")
 
@@ -52,8 +57,18 @@ class SchedulerOutput:
 class Scheduler:
     """Queues of unfinished requests, each sorted by `Request.order`, over one pool of blocks.
 
-    Under "fcfs" the order is that of arrival, under "priority" the lowest priority value comes first. The best request
-    is served and admitted first and the worst is preempted first; the policies differ in nothing else.
+    Under "fcfs" the order is that of arrival, between clients that of their fair shares; under "priority" the lowest
+    priority value comes before both. The best request
+    is served and admitted first and the worst is preempted first. Under "priority" a waiting request may also preempt
+    running ones of a lower priority.
+
+        WAITING -> RUNNING -> FINISHED_*      from WAITING and PREEMPTED too: aborted
+                    |   ^
+                    v   |
+                  PREEMPTED
+
+    An overloaded pool ends in a queue: admission leaves `watermark` of the blocks to those that run, and a request that
+    was preempted `max_preemptions` times is admitted with all blocks it can ever need, and left alone.
     """
 
     def __init__(
@@ -67,19 +82,29 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         policy: Literal["fcfs", "priority"] = "fcfs",
         max_query_len: int | None = None,
+        max_preemptions: int = MAX_PREEMPTIONS,
+        watermark: float = 0.0,
+        pacing: Pacing | None = None,
     ) -> None:
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_query_len = max_query_len or max_num_batched_tokens
         self.policy = policy
+        self.max_preemptions = max_preemptions
+        self.pacing = pacing or Pacing()
         self.prefix_cache = PrefixCache(block_size, enabled=enable_prefix_caching)
         self.pool = BlockPool(num_blocks, self.prefix_cache)
+        self.pinned = PinnedPrefixes(self.pool, num_reserved=self._num_blocks(max_model_len))
+        is_ample = self.pool.capacity >= max_num_seqs * self._num_blocks(max_model_len)  # nobody ever runs short
+        self.num_watermark_blocks = 0 if is_ample else int(watermark * self.pool.capacity)
         self.requests: dict[str, Request] = {}  # unfinished
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # new and preempted
         self.num_preemptions = 0
+        self._prompt_budget = 0  # of the iteration under way: tokens in chunks of more than one
         self._finished: list[Request] = []  # not reaped yet
+        self._fair_share = FairShare()
         self._free_rows = list(range(max_num_seqs))  # a heap: the smallest first keeps the batch dense
         self._serial = count()
 
@@ -91,19 +116,27 @@ class Scheduler:
         """
         self._check(request)
         request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
-        rank = (request.priority, request.arrival_time) if self.policy == "priority" else ()
-        request.order = (*rank, next(self._serial))
+        if not self.requests:
+            self._fair_share = FairShare()
+        stamp = self._fair_share.stamp(request.client, request.max_num_tokens)
+        rank = (request.priority,) if self.policy == "priority" else ()
+        request.order = (*rank, stamp, next(self._serial))
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=_by_order)
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """Plan the next step. An empty plan means that everything waits for tokens in flight, or that there is no work.
 
-        Finished requests give back their blocks and row here and nowhere else.
+        Finished requests give back their blocks and row here and nowhere else. `now` is on the arrival times' clock.
         """
         output = SchedulerOutput(finished_requests=self._reap())
-        self._serve(self.running, output, num_behind=len(self.running))
-        if not output.preempted and output.num_tokens < self.max_num_batched_tokens:
+        max_prompt_tokens = self.pacing.max_prompt_tokens(self.running)
+        self._prompt_budget = self.max_num_batched_tokens if max_prompt_tokens is None else max_prompt_tokens
+        is_open = self.pacing.admits(self.waiting, now, is_idle=not self.running)
+        if self.policy == "priority" and is_open:
+            self._make_room(output.preempted)
+        self._serve(list(self.running), output, num_behind=len(self.running))
+        if is_open and output.num_tokens < self.max_num_batched_tokens:
             self._serve(self._admissions(output), output, is_new_row=True)
         return output
 
@@ -113,7 +146,7 @@ class Scheduler:
         """Confirm what a step sampled, in order of dispatch; return the new tokens of each request that was alive.
 
         Tokens of requests that have finished meanwhile are dropped. A failed request ends in FINISHED_ERROR, without
-        new tokens, and none of its blocks will be found by the prefix cache.
+        new tokens, and none of its blocks, save pinned ones, will be found by the prefix cache.
         """
         confirmed, last_unfinished = [], RequestStatus.PREEMPTED
         for share in output.scheduled:
@@ -121,7 +154,7 @@ class Scheduler:
             if request.status > last_unfinished:
                 continue
             if failed and request.request_id in failed:
-                self.prefix_cache.forget(request.block_ids)
+                self.prefix_cache.forget(self.pinned.others(request.block_ids))
                 self.finish(request, RequestStatus.FINISHED_ERROR)
                 confirmed.append((request, []))
             elif share.samples:
@@ -144,6 +177,7 @@ class Scheduler:
         request.status, request.stop_reason = status, stop_reason
         del self.requests[request.request_id]
         self._finished.append(request)
+        self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request on its owner's behalf; return it, or None if there is no such unfinished request."""
@@ -165,7 +199,7 @@ class Scheduler:
         return len(self.requests) - self.num_running
 
     def stats(self) -> dict[str, float]:
-        """Return gauges and counters under their metric names; prefix cache counts are tokens."""
+        """Return gauges and counters under their metric names; prefix cache counts are tokens, evictions blocks."""
         cache = self.prefix_cache.stats
         return {
             "num_requests_running": self.num_running,
@@ -173,23 +207,33 @@ class Scheduler:
             "kv_cache_usage_perc": self.pool.num_used / self.pool.capacity,
             "num_blocks_used": self.pool.num_used,
             "num_blocks_cached": len(self.prefix_cache),
+            "num_blocks_pinned": self.pinned.num_blocks,
             "num_preemptions": self.num_preemptions,
             "prefix_cache_queries": cache.queries,
             "prefix_cache_hits": cache.hits,
+            "prefix_cache_partial_block_misses": cache.partial_block_misses,
             "prefix_cache_resumed_queries": cache.resumed_queries,
             "prefix_cache_resumed_hits": cache.resumed_hits,
+            "prefix_cache_evictions": cache.evictions,
         }
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; refuse and return False while a running request could add stale ones."""
-        if self.num_running:
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; refuse and return False while blocks that hold them are in use or pinned.
+
+        Args:
+          reset_running_requests: preempt what runs: it will compute all its tokens again.
+        """
+        if self.pinned.num_blocks or (self.num_running and not reset_running_requests):
             return False
+        for request in [request for request in self.running if not request.is_finished]:
+            self._preempt(request)
         self.prefix_cache.clear()
         return True
 
     def check_integrity(self) -> None:
         """Raise AssertionError, with a sentence, if queues, rows, blocks and hashes contradict each other."""
-        self.pool.check_integrity(request.block_ids for request in self.running)
+        self.pool.check_integrity([*(request.block_ids for request in self.running), *self.pinned.block_tables()])
+        self.pinned.check_integrity()
         rows = [request.row for request in self.running]
         assert len({*rows, *self._free_rows}) == len(rows) + len(self._free_rows), "a row has two owners"
         assert not any(request.block_ids or request.row is not None for request in self.waiting), (
@@ -246,20 +290,25 @@ class Scheduler:
         """
         block_size = self.block_size
         scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
-        for request in requests:  # preemption shortens the running list from its end, at most down to `request`
+        for request in requests:
             num_behind -= 1
+            if request.row is None:
+                continue  # preempted just now for a better one
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
             if bound >= request.max_num_tokens:
                 continue  # what is in flight completes it
             num_new = bound - context_len
             if num_new > 1:
-                num_new = min(num_new, self.max_query_len, budget, max(budget - num_behind, 1))
+                num_new = min(num_new, self.max_query_len, self._prompt_budget, budget, max(budget - num_behind, 1))
+                if not num_new:
+                    continue
+                self._prompt_budget -= num_new
             seq_len, num_blocks, new_block_ids = context_len + num_new, len(request.block_ids), ()
             if seq_len > num_blocks * block_size:
                 new_block_ids = self._grow(request, seq_len, output.preempted)
             row = request.row
             if row is None:
-                break  # preempted itself, being the last
+                continue  # preempted itself: nobody worse can be
             request.num_computed_tokens = seq_len
             samples = seq_len == bound
             if samples:
@@ -277,11 +326,11 @@ class Scheduler:
         output.num_tokens = self.max_num_batched_tokens - budget
 
     def _grow(self, request: Request, seq_len: int, preempted: list[Request]) -> Sequence[int]:
-        """Allocate blocks for `seq_len` tokens, preempting from the end of the running list, `request` included."""
+        """Allocate blocks for `seq_len` tokens, preempting the worst that can be, at last `request` itself."""
         self.prefix_cache.register(request)  # generated tokens have filled a block
         num_needed = self._num_blocks(seq_len) - len(request.block_ids)
         while num_needed > self.pool.num_free:
-            victim = self.running.pop()
+            victim = next(other for other in reversed(self.running) if not self._is_settled(other))
             self._preempt(victim)
             preempted.append(victim)
             if victim is request:
@@ -290,8 +339,37 @@ class Scheduler:
         request.block_ids += new_block_ids
         return new_block_ids
 
+    def _is_settled(self, request: Request) -> bool:
+        """Whether a request was preempted often enough: it has all blocks it can ever need and is left alone."""
+        return request.num_preemptions >= self.max_preemptions
+
+    def _make_room(self, preempted: list[Request]) -> None:
+        """Preempt requests of lower priority, the worst first, if that lets the head of the queue be admitted."""
+        if not self.waiting or self.waiting[0].num_in_flight:
+            return
+        head = self.waiting[0]
+        victims = [r for r in self.running if r.priority > head.priority and not self._is_settled(r)]
+        if not victims or self._fits_without(head, []) or not self._fits_without(head, victims):
+            return
+        while not self._fits_without(head, []):
+            victim = victims.pop()
+            self._preempt(victim)
+            preempted.append(victim)
+
+    def _fits_without(self, request: Request, victims: Sequence[Request]) -> bool:
+        """Return whether a waiting request could be admitted if these running ones were preempted."""
+        if not (self._free_rows or victims):
+            return False
+        cached = self.prefix_cache.match(request)
+        num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(cached))
+        others = [other for other in self.running if other not in victims]
+        num_promised = sum(self._num_missing_blocks(r) for r in others if r.num_computed_tokens < r.num_tokens)
+        num_available = self.pool.num_free + num_freed - num_promised - self._num_spare(others)
+        return self._num_taken(request, cached) <= num_available
+
     def _preempt(self, victim: Request) -> None:
         """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps."""
+        del self.running[bisect_left(self.running, victim.order, key=_by_order)]
         self._release(victim)
         victim.num_computed_tokens = 0
         victim.status = RequestStatus.PREEMPTED
@@ -302,7 +380,7 @@ class Scheduler:
     def _admissions(self, output: SchedulerOutput) -> Iterator[Request]:
         """Admit waiting requests in order while rows and blocks last; nobody overtakes the head."""
         num_promised = sum(self._num_missing_blocks(share.request) for share in output.scheduled if not share.samples)
-        while self.waiting and self._admit(self.waiting[0], num_promised):
+        while self.waiting and self._prompt_budget and self._admit(self.waiting[0], num_promised):
             request = self.waiting.pop(0)
             yield request
             num_promised += self._num_missing_blocks(request)
@@ -315,8 +393,7 @@ class Scheduler:
         if not self._free_rows or request.num_in_flight:
             return False  # with its row a preempted request lost its token in flight: it goes on once that was read
         cached = self.prefix_cache.match(request)
-        num_new_blocks = self._num_blocks(request.num_tokens + 1) - len(cached)
-        if num_new_blocks + self.pool.num_idle(cached) > self.pool.num_free - num_promised:
+        if self._num_taken(request, cached) > self.pool.num_free - num_promised - self._num_spare(self.running):
             return False
         self.pool.retain(cached)  # before anything is allocated, which could evict them
         num_cached_tokens = len(cached) * self.block_size
@@ -325,10 +402,22 @@ class Scheduler:
             request.num_cached_tokens = num_cached_tokens
         request.num_computed_tokens = request.num_registered_tokens = num_cached_tokens
         request.block_ids = cached
+        if self._is_settled(request):
+            request.block_ids += self.pool.allocate(self._num_blocks(request.max_num_tokens) - len(cached))
         request.row = heapq.heappop(self._free_rows)
         request.status = RequestStatus.RUNNING
+        self._fair_share.note_started(request.order[-2])
         insort(self.running, request, key=_by_order)
         return True
+
+    def _num_spare(self, running: Sequence[Request]) -> int:
+        """Blocks that an admission leaves to those that run: they will grow, and would throw it out again."""
+        return self.num_watermark_blocks if running else 0
+
+    def _num_taken(self, request: Request, cached: Sequence[int]) -> int:
+        """Free blocks that an admission takes or is promised, revived ones included."""
+        num_tokens = request.max_num_tokens if self._is_settled(request) else request.num_tokens + 1
+        return self._num_blocks(num_tokens) - len(cached) + self.pool.num_idle(cached)
 
     def _release(self, request: Request) -> None:
         assert request.row is not None, "only a running request has something to release"
@@ -342,4 +431,4 @@ class Scheduler:
 
     def _num_missing_blocks(self, request: Request) -> int:
         """Blocks that admission promised for known tokens and one more, not taken yet."""
-        return self._num_blocks(request.num_tokens + 1) - len(request.block_ids)
+        return max(0, self._num_blocks(request.num_tokens + 1) - len(request.block_ids))

@@ -25,7 +25,9 @@ def next_token(token_ids):
     return value % VOCABULARY
 
 
-def make_request(request_id, prompt_token_ids, max_tokens=8, *, priority=0, cache_salt=None, skip=False, **params):
+def make_request(
+    request_id, prompt_token_ids, max_tokens=8, *, priority=0, client=("", ""), cache_salt=None, skip=False, **params
+):
     params.setdefault("ignore_eos", True)
     return Request(
         request_id,
@@ -36,6 +38,7 @@ def make_request(request_id, prompt_token_ids, max_tokens=8, *, priority=0, cach
         arrival_time=0.0,
         seed=0,
         priority=priority,
+        client=client,
         cache_salt=cache_salt,
         skip_reading_prefix_cache=skip,
     )
@@ -175,7 +178,7 @@ class Driver:
                 break
             yield self.step(lookahead)
         assert not self.scheduler.has_work(), f"not done after {max_iterations} iterations"
-        assert self.scheduler.pool.num_used == 0, "blocks were not given back"
+        assert self.scheduler.pool.num_used == self.scheduler.pinned.num_blocks, "blocks were not given back"
 
     def run(self, max_iterations=10_000, lookahead=1):
         for _ in self.steps(max_iterations, lookahead):

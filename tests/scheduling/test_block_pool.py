@@ -86,6 +86,15 @@ def test_being_used_again_makes_a_prefix_young():
     assert pool.allocate(1) == second
 
 
+def test_releasing_frees_what_nobody_else_holds():
+    pool = make_pool(6)
+    shared, mine, theirs = pool.allocate(1), pool.allocate(2), pool.allocate(1)
+    pool.retain(shared)
+    assert pool.freed_by([[*shared, *mine]]) == set(mine)
+    assert pool.freed_by([[*shared, *mine], [*shared, *theirs]]) == {*shared, *mine, *theirs}
+    assert pool.freed_by([]) == set()
+
+
 def test_allocating_more_than_is_free_is_refused_whole():
     pool = make_pool(3)
     with pytest.raises(AssertionError, match="3 blocks wanted, 2 free"):

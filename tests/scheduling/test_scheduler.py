@@ -218,15 +218,14 @@ class TestPreemption:
         driver.run()
         assert victim.output_token_ids == expected_output(victim)
 
-    def test_nobody_is_admitted_in_the_step_that_ran_short(self):
-        driver = Driver(num_blocks=8, block_size=4, max_num_seqs=2, policy="priority")
-        driver.add("a", range(11), max_tokens=10, priority=0)
-        driver.add("worst", range(20, 33), max_tokens=10, priority=9)
-        driver.step()
-        driver.add("b", [1], max_tokens=10, priority=1)
-        assert shares(driver.step_until_preemption()) == {"a": 1}
-        assert shares(driver.dispatch()) == {"a": 1, "b": 1}
-        driver.run()
+    def test_a_victim_is_not_admitted_again_in_the_step_that_ran_short(self):
+        driver = Driver(num_blocks=8, block_size=4)
+        driver.add("a", range(11), max_tokens=10)
+        driver.add("b", range(20, 33), max_tokens=10)
+        driver.add("c", [1], max_tokens=10)
+        outputs = list(driver.steps(lookahead=0))
+        assert any(output.preempted for output in outputs)
+        assert not any({r.request_id for r in output.preempted} & shares(output).keys() for output in outputs)
 
     def test_a_victim_with_an_unread_token_waits_until_it_is_read(self):
         driver = Driver(num_blocks=7, block_size=4)
@@ -281,6 +280,118 @@ class TestPreemption:
         again = driver.add("c", victim.all_token_ids, max_tokens=1)
         driver.run()
         assert again.num_cached_tokens == 20
+
+
+class TestPriority:
+    """A waiting request takes rows and blocks from running ones of lower priority, if that is enough."""
+
+    def test_a_better_request_takes_the_row_of_the_worst(self):
+        driver = Driver(max_num_seqs=2, policy="priority")
+        worst, worse = (driver.add(name, [i] * 3, priority=i) for i, name in ((9, "worst"), (5, "worse")))
+        driver.step()
+        driver.add("better", range(3), priority=1)
+        output = driver.step()
+        assert output.preempted == [worst]
+        assert shares(output) == {"worse": 1, "better": 3}
+        driver.run()
+        assert worse.num_preemptions == 0
+        assert worst.output_token_ids == expected_output(worst)
+
+    def test_it_takes_the_blocks_of_as_many_as_it_needs(self):
+        driver = Driver(num_blocks=9, block_size=4, policy="priority")
+        for i in range(4):
+            driver.add(str(i), [i] * 5, max_tokens=3, priority=i)
+        driver.step()
+        driver.add("better", range(50, 59), max_tokens=2, priority=0)
+        output = driver.step()
+        assert [request.request_id for request in output.preempted] == ["3", "2"]
+        assert shares(output) == {"0": 1, "1": 1, "better": 9}
+        driver.run()
+
+    def test_nobody_is_preempted_for_a_request_that_would_not_fit_all_the_same(self):
+        driver = Driver(num_blocks=9, block_size=4, policy="priority")
+        driver.add("best", range(15), max_tokens=4, priority=0)
+        driver.add("worse", range(20, 25), max_tokens=2, priority=5)
+        driver.step()
+        driver.add("long", range(50, 69), max_tokens=4, priority=1)
+        assert driver.step().preempted == []
+        driver.run()
+
+    def test_blocks_that_a_better_one_shares_are_not_counted_on(self):
+        """Preempting the worse one frees two of its five blocks, and three are needed."""
+        driver = Driver(num_blocks=7, block_size=4, policy="priority")
+        driver.add("best", range(13), max_tokens=3, priority=0)
+        driver.step()
+        driver.add("worse", [*range(12), 77], max_tokens=3, priority=5)
+        driver.step()
+        driver.add("new", range(50, 58), max_tokens=3, priority=1)
+        assert driver.step().preempted == []
+        driver.run()
+
+    def test_equal_priority_is_no_reason(self):
+        driver = Driver(max_num_seqs=1, policy="priority")
+        driver.add("first", range(3), priority=1)
+        driver.step()
+        driver.add("second", range(3), priority=1)
+        assert not any(output.preempted for output in driver.steps())
+
+    def test_first_come_first_served_knows_no_priority(self):
+        driver = Driver(max_num_seqs=1)
+        driver.add("first", range(3), priority=9)
+        driver.step()
+        driver.add("second", range(3), priority=0)
+        assert not any(output.preempted for output in driver.steps())
+
+
+class TestOverload:
+    """A pool that is too small ends in a queue, not in requests that throw each other out for ever."""
+
+    @pytest.mark.parametrize("max_preemptions", [1, 2, 3])
+    def test_nobody_is_preempted_more_often_than_the_limit(self, max_preemptions):
+        driver = Driver(max_num_seqs=1, policy="priority", max_preemptions=max_preemptions)
+        worst = driver.add("worst", [1, 2, 3], max_tokens=60, priority=9)
+        for i in range(8):
+            for _ in range(6):
+                driver.step()
+            driver.add(str(i), [i, 5, 6], max_tokens=2)
+        driver.run()
+        assert worst.num_preemptions == driver.scheduler.num_preemptions == max_preemptions
+        assert worst.output_token_ids == expected_output(worst)
+
+    def test_who_reached_the_limit_is_admitted_with_all_blocks_it_can_need(self):
+        driver = Driver(num_blocks=9, block_size=4, max_preemptions=1)
+        driver.add("first", range(10), max_tokens=12)
+        victim = driver.add("victim", range(20, 30), max_tokens=12)
+        driver.step_until_preemption()
+        while victim.row is None:
+            driver.step()
+        assert len(victim.block_ids) == 6  # 22 tokens
+        driver.run()
+        assert victim.output_token_ids == expected_output(victim)
+
+    def test_the_watermark_is_kept_free_for_those_that_run(self):
+        driver = Driver(num_blocks=11, block_size=4, watermark=0.2)
+        driver.add("a", range(5), max_tokens=16)
+        driver.add("b", range(20, 33), max_tokens=2)
+        driver.add("c", range(40, 49), max_tokens=2)
+        assert shares(driver.step()).keys() == {"a", "b"}  # 6 of 10 blocks, c needs 3 and 2 stay free
+        driver.run()
+
+    def test_the_watermark_holds_nobody_back_in_a_pool_that_has_room_for_all(self):
+        """The longest prompts in every row, as a benchmark of prefill sends them, all come in at once."""
+        driver = Driver(num_blocks=41, block_size=4, max_num_seqs=8, max_num_batched_tokens=200, max_model_len=20,
+                        watermark=0.2)  # fmt: skip
+        for i in range(8):
+            driver.add(str(i), [i] * 19, max_tokens=1)
+        assert len(driver.step().scheduled) == 8
+        driver.run()
+
+    def test_the_watermark_holds_nobody_back_where_nobody_runs(self):
+        driver = Driver(num_blocks=11, block_size=4, watermark=0.5)
+        request = driver.add("a", range(36), max_tokens=4)
+        assert shares(driver.step()) == {"a": 36}
+        driver.run()
+        assert request.output_token_ids == expected_output(request)
 
 
 class TestPrefixHits:
@@ -379,6 +490,39 @@ class TestPrefixHits:
         driver.add("b", first.all_token_ids[:13])
         assert shares(driver.step()) == {"a": 1, "b": 1}
 
+    @pytest.mark.parametrize(
+        ("prompt", "num_lost"),
+        [
+            ([*range(6), 90, 91], 2),  # one full block, then the first half of the next
+            (range(8), 3),  # all of it is cached, save that the last token must be computed
+            (range(9), 0),
+            ([0, 1, 2, 90, 91], 3),
+            ([0, 1, 50, 89, 91], 3),  # another cached block is closer
+            ([80, 81, 82, 83, 84], 0),
+            ([0], 0),
+        ],
+    )
+    def test_cached_tokens_lost_to_whole_blocks_are_counted(self, prompt, num_lost):
+        driver = Driver(block_size=4)
+        for i, cached in enumerate([range(12), [0, 1, 50, 90, 92], [0, 1, 70, 90, 92]]):
+            driver.add(str(i), cached, max_tokens=1)
+            driver.run()
+        before = driver.scheduler.stats()["prefix_cache_partial_block_misses"]
+        driver.add("b", prompt, max_tokens=1)
+        driver.step()
+        assert driver.scheduler.stats()["prefix_cache_partial_block_misses"] - before == num_lost
+
+    def test_only_cached_blocks_that_are_reused_count_as_evicted(self):
+        driver = Driver(num_blocks=7, block_size=4)
+        driver.add("a", range(17), max_tokens=1)  # four cached blocks and a partial one, one block is never used
+        driver.run()
+        assert driver.scheduler.stats()["prefix_cache_evictions"] == 0
+        driver.add("b", range(50, 65), max_tokens=1)
+        driver.run()
+        assert driver.scheduler.stats()["prefix_cache_evictions"] == 2
+        assert driver.scheduler.reset_prefix_cache()
+        assert driver.scheduler.stats()["prefix_cache_evictions"] == 2
+
     def test_switched_off_nothing_is_shared(self):
         driver = Driver(enable_prefix_caching=False)
         driver.add("a", range(10))
@@ -424,6 +568,19 @@ class TestPrefixHits:
         assert driver.scheduler.reset_prefix_cache()
         driver.add("b", range(10))
         assert shares(driver.step()) == {"b": 10}
+
+    @pytest.mark.parametrize("num_ahead", [0, 1, 2])
+    def test_a_reset_may_take_running_requests_along(self, num_ahead):
+        driver = Driver(block_size=4)
+        requests = [driver.add(str(i), range(10 + i), max_tokens=12) for i in range(3)]
+        for _ in range(4):
+            driver.step(num_ahead)
+        assert driver.scheduler.reset_prefix_cache(reset_running_requests=True)
+        assert driver.scheduler.stats()["num_blocks_cached"] == driver.scheduler.pool.num_used == 0
+        driver.run(lookahead=num_ahead)
+        assert [r.num_preemptions for r in requests] == [1, 1, 1]
+        assert driver.scheduler.stats()["prefix_cache_resumed_hits"] == 2 * 8  # of each other's new blocks
+        assert [r.output_token_ids for r in requests] == [expected_output(r) for r in requests]
 
     def test_a_request_that_finished_before_a_reset_brings_nothing_back(self):
         driver = Driver(block_size=4)
@@ -531,11 +688,14 @@ def test_stats_count_what_happened():
         "kv_cache_usage_perc": 0.4,
         "num_blocks_used": 4,
         "num_blocks_cached": 2,
+        "num_blocks_pinned": 0,
         "num_preemptions": 0,
         "prefix_cache_queries": 20,
         "prefix_cache_hits": 8,
+        "prefix_cache_partial_block_misses": 0,
         "prefix_cache_resumed_queries": 0,
         "prefix_cache_resumed_hits": 0,
+        "prefix_cache_evictions": 0,
     }
 
 

@@ -1,5 +1,6 @@
 """Whatever happens in whatever order, every request gets its own tokens, in the end, and every block comes back."""
 
+import contextlib
 import math
 
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +25,7 @@ REQUESTS = st.fixed_dictionaries(
         "prompt_token_ids": PROMPTS,
         "max_tokens": st.one_of(st.integers(1, 3), st.integers(10, 30)),
         "priority": st.integers(0, 2),
+        "client": st.sampled_from([("", ""), ("a", "x"), ("a", "y"), ("b", "")]),
         "cache_salt": st.sampled_from([None, None, "salt"]),
         "skip": st.sampled_from([False, False, False, True]),
         "ignore_eos": st.booleans(),
@@ -46,6 +48,8 @@ def scheduler_options(draw):
         "max_num_batched_tokens": draw(st.one_of(st.integers(1, 12), st.integers(20, 60))),
         "max_model_len": draw(st.one_of(st.just(max(capacity, 2)), st.integers(2, 60))),
         "max_query_len": draw(st.one_of(st.none(), st.integers(1, 9))),
+        "max_preemptions": draw(st.integers(1, 3)),
+        "watermark": draw(st.sampled_from([0.0, 0.2])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
     }
@@ -91,6 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver = Driver(**options)
         self.scheduler = self.driver.scheduler
         self.requests: list[Request] = []
+        self.pins: list[list[int]] = []
 
     @rule(batch=st.lists(REQUESTS, min_size=1, max_size=4))
     def add(self, batch):
@@ -137,7 +142,27 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.requests)
     @rule()
     def reset_prefix_cache(self):
-        assert self.scheduler.reset_prefix_cache() == (self.scheduler.num_running == 0)
+        is_idle = not self.scheduler.num_running and not self.scheduler.pinned.num_blocks
+        assert self.scheduler.reset_prefix_cache() == is_idle
+
+    @rule()
+    def reset_with_running_requests(self):
+        is_free = not self.scheduler.pinned.num_blocks
+        assert self.scheduler.reset_prefix_cache(reset_running_requests=True) == is_free
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def pin(self, data):
+        """A prefix that was computed may be gone by now, or leave too little room."""
+        prefix = data.draw(st.sampled_from(self.requests)).all_token_ids
+        with contextlib.suppress(InvalidRequestError):
+            self.scheduler.pinned.pin(make_request("pin", prefix))
+            self.pins.append(prefix)
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data):
+        self.scheduler.pinned.unpin(make_request("unpin", data.draw(st.sampled_from(self.pins))))
 
     @invariant()
     def nothing_contradicts(self):

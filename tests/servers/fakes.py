@@ -68,6 +68,7 @@ class FakeEngine:
         self.default_sampling_params = default_sampling_params or {}
         self.requests = {}
         self.added = []  # (request_id, prompt_token_ids, params, priority, cache_salt) of every accepted request
+        self.clients = []
         self.gate = threading.Event()
         self.gate.set()
         self.error = None
@@ -79,7 +80,9 @@ class FakeEngine:
         self.step_seconds = step_seconds
         self.num_prompt_tokens = self.num_generation_tokens = 0
 
-    def add_request(self, request_id, prompt, sampling_params, *, priority=0, cache_salt=None, arrival_time=None):
+    def add_request(
+        self, request_id, prompt, sampling_params, *, priority=0, cache_salt=None, client=("", ""), arrival_time=None
+    ):
         self._note_thread()
         ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
         if request_id == "crash":
@@ -98,6 +101,7 @@ class FakeEngine:
         metrics = RequestMetrics(arrival_time=time.monotonic() if arrival_time is None else arrival_time)
         text = prompt if isinstance(prompt, str) else None
         self.requests[request_id] = FakeRequest(request_id, text, ids, sampling_params, metrics)
+        self.clients.append(client)
         self.added.append((request_id, ids, sampling_params, priority, cache_salt))
         self._notify()
 
@@ -158,6 +162,10 @@ class FakeEngine:
         )
         refs = (0, *(1 for _ in requests), 2, 0, 0)
         return EngineView(requests, refs, (len(refs) - 2,), (("weights", 1 << 20), ("KV cache", 1 << 21)))
+
+    def reset_prefix_cache(self, *, reset_running_requests=False):
+        self._note_thread()
+        return reset_running_requests or not self.requests
 
     def shutdown(self):
         self.was_shut_down = True

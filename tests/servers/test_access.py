@@ -119,6 +119,39 @@ async def test_abort_ends_all_prompts_of_all_ones_own_requests(keyed, fake):
     assert sorted(fake.aborted) == sorted(added[0] for added in fake.added)
 
 
+async def test_each_key_has_cached_prefixes_of_its_own(keyed, fake):
+    for headers in (ONE, TWO, ONE):
+        assert (await keyed.post(COMPLETIONS, json={"prompt": "ab", "max_tokens": 1}, headers=headers)).status == 200
+    first, second, third = (added[4] for added in fake.added)
+    assert first == third != second
+    assert None not in (first, second)
+
+
+async def test_the_engine_hears_whose_request_it_is_and_for_which_user(keyed, fake):
+    for headers, fields in ((ONE, {}), (ONE, {"user": "u"}), (TWO, {"user": "u"})):
+        await keyed.post(COMPLETIONS, json={"prompt": "ab", "max_tokens": 1, **fields}, headers=headers)
+    (key, nobody), with_user, other = fake.clients
+    assert (nobody, with_user, other[1]) == ("", (key, "u"), "u")
+    assert key != other[0]
+
+
+async def test_keys_share_prefixes_under_a_salt_that_both_name_but_cannot_name_anothers_own(keyed, fake):
+    body = {"prompt": "ab", "max_tokens": 1}
+    await keyed.post(COMPLETIONS, json=body, headers=ONE)
+    own = fake.added[0][4]
+    for salt in ("common", own):
+        for headers in (ONE, TWO):
+            await keyed.post(COMPLETIONS, json={**body, "cache_salt": salt}, headers=headers)
+    salts = [added[4] for added in fake.added[1:]]
+    assert salts[0] == salts[1] != salts[2] == salts[3]
+    assert own not in salts
+
+
+async def test_without_keys_prefixes_are_everyones(http, fake):
+    await http.post(COMPLETIONS, json={"prompt": "ab", "max_tokens": 1})
+    assert fake.added[0][4] is None
+
+
 async def test_priorities_are_bounded_for_each_key(serve, fake):
     fake.config = type(fake.config)(model="fake", max_model_len=64, scheduling_policy="priority")
     client = TestClient(

@@ -1,0 +1,178 @@
+"""Long random programs over pools of 3 to 200 blocks: nothing contradicts after any operation, and nothing is lost.
+
+A program is a string of bytes, three an operation, which hypothesis makes and shrinks faster than single draws.
+"""
+
+import itertools
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedjax.errors import InvalidRequestError
+from pagedjax.scheduling.pacing import Pacing
+from pagedjax.scheduling.request import RequestStatus
+from tests.scheduling.fake_device import Driver, expected_output, make_request
+
+NUM_PROGRAMS, NUM_OPERATIONS = 110, 200
+MAX_AHEAD = 2
+
+
+class Program:
+    """Carries out operations on a scheduler; `happened` counts them and what came of them."""
+
+    def __init__(self, code, happened):
+        size, shape = code[:3], code[3:6]
+        block_size = (1, 2, 4, 8)[shape[0] % 4]
+        num_blocks = 3 + (size[0] % 16 if size[1] % 3 else size[0] % 198)
+        self.driver = Driver(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=1 + shape[1] % 8,
+            max_num_batched_tokens=(4, 9, 33, 64)[shape[2] % 4],
+            max_model_len=max(2, (num_blocks - 1) * block_size // (1, 1, 2, 3)[size[2] % 4]),
+            policy=("fcfs", "priority")[size[2] % 2],
+            max_preemptions=1 + shape[1] % 3,
+            watermark=(0.0, 0.1)[shape[2] % 2],
+            pacing=Pacing(delay_factor=size[1] % 2, target_seconds=(None, 0.01)[shape[0] // 4 % 2]),
+        )
+        self.scheduler = self.driver.scheduler
+        self.requests, self.expected, self.pins, self.happened = {}, {}, [], happened
+        evict = self.scheduler.prefix_cache.evict
+
+        def evict_checked(block_ids):
+            held = [request.block_ids for request in self.scheduler.running]
+            held += self.scheduler.pinned.block_tables()
+            assert not {*block_ids} & {*itertools.chain(*held)}, "a block in use was evicted"
+            evict(block_ids)
+
+        self.scheduler.prefix_cache.evict = evict_checked
+
+    def run(self, code):
+        kinds = (
+            [self.read] * 4 + [self.add] * 4 + [self.fork] * 4 + [self.step] * 10 + [self.dispatch] * 4
+            + [self.finish, self.abort, self.fail, self.reset, self.preempt, self.pin, self.unpin]
+            + [self.evict, self.measure] * 2
+        )  # fmt: skip
+        for kind, first, second in itertools.batched(code, 3):
+            operation = kinds[kind % len(kinds)]
+            operation(first, second)
+            self.happened[operation.__name__] += 1
+            self.happened["operations"] += 1
+            self.check()
+        for name, count in self.scheduler.stats().items():
+            self.happened[name] += count
+        self.driver.run()
+        self.check()
+        assert all(request.is_finished for request in self.requests.values())
+        self.happened["settled"] += sum(
+            request.num_preemptions == self.scheduler.max_preemptions for request in self.requests.values()
+        )
+
+    def check(self):
+        self.scheduler.check_integrity()
+        for request_id, request in self.requests.items():
+            num_tokens = len(request.output_token_ids)
+            assert request.output_token_ids == self.expected[request_id][:num_tokens]
+            if request.status == RequestStatus.FINISHED_LENGTH:
+                assert num_tokens == len(self.expected[request_id])
+
+    def add(self, first, second, prompt=None):
+        prompt = prompt or [first % 2] * (1 + second % 11)
+        limit = self.scheduler.max_model_len
+        request = make_request(
+            str(len(self.requests)), prompt[: limit - 1], 1 + second % 23, priority=first % 3,
+            client=(str(first % 2), str(second % 3)), cache_salt="salt" if first % 8 == 7 else None,
+            ignore_eos=bool(second % 2),
+        )  # fmt: skip
+        self.scheduler.add_request(request)
+        self.requests[request.request_id] = request
+        self.expected[request.request_id] = expected_output(request, limit)
+
+    def fork(self, first, second):
+        """Add a request that begins as another one does, output included, and goes on as it likes."""
+        parent = self._choose(self.requests.values(), first)
+        if parent is not None:
+            num_shared = second % (parent.num_tokens + 1)
+            self.add(first, second, [*parent.all_token_ids[:num_shared], *[second % 3] * (first % 4 + 1)])
+
+    def step(self, first, _second):
+        self.driver.step(lookahead=first % (MAX_AHEAD + 1))
+
+    def dispatch(self, _first, _second):
+        if len(self.driver.in_flight) < MAX_AHEAD:
+            self.driver.dispatch()
+
+    def read(self, _first, _second):
+        if self.driver.in_flight:
+            self.driver.read()
+
+    def finish(self, first, _second):
+        request = self._choose(self.scheduler.requests.values(), first)
+        if request is not None:
+            self.scheduler.finish(request, RequestStatus.FINISHED_STOPPED)
+
+    def abort(self, first, _second):
+        request = self._choose(self.scheduler.requests.values(), first)
+        if request is not None:
+            self.scheduler.abort(request.request_id)
+
+    def fail(self, first, _second):
+        if self.driver.in_flight:
+            share = self._choose(self.driver.in_flight[0][0].scheduled, first)
+            self.driver.read(failed=[share.request.request_id])
+
+    def evict(self, first, _second):
+        """Take free blocks for something else and give them back empty."""
+        pool = self.scheduler.pool
+        pool.release(pool.allocate(first % (pool.num_free + 1)))
+
+    def measure(self, first, second):
+        """Have a step with tokens of prompts take long or not."""
+        self.scheduler.pacing.note_step(num_requests=1, num_tokens=2 + second, seconds=0.001 + first / 1000)
+
+    def pin(self, first, _second):
+        request = self._choose(self.requests.values(), first)
+        if request is None:
+            return
+        try:
+            self.scheduler.pinned.pin(make_request("pin", request.all_token_ids))
+        except InvalidRequestError:
+            return
+        self.pins.append(list(request.all_token_ids))
+        self.happened["pinned"] += 1
+
+    def unpin(self, first, _second):
+        if self.pins:
+            self.happened["unpinned"] += self.scheduler.pinned.unpin(
+                make_request("unpin", self._choose(self.pins, first))
+            )
+
+    def preempt(self, _first, _second):
+        """Everybody, with the prefix cache."""
+        self.happened["reset"] += self.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    def reset(self, _first, _second):
+        is_idle = not (self.scheduler.num_running or self.scheduler.pinned.num_blocks)
+        assert self.scheduler.reset_prefix_cache() == is_idle
+
+    def _choose(self, items, number):
+        items = list(items)
+        return items[number % len(items)] if items else None
+
+
+def test_no_operation_of_long_random_programs_leaves_a_contradiction():
+    happened = Counter()
+
+    @settings(max_examples=NUM_PROGRAMS, derandomize=True, database=None, deadline=None)
+    @given(st.binary(min_size=3 * (NUM_OPERATIONS + 2), max_size=3 * (NUM_OPERATIONS + 2)))
+    def run(code):
+        Program(code[:6], happened).run(code[6:])
+
+    run()
+    assert happened["operations"] >= 20_000
+    for event in (
+        "fork", "preempt", "pinned", "unpinned", "reset", "fail", "num_preemptions", "settled",
+        "prefix_cache_evictions", "prefix_cache_hits", "prefix_cache_resumed_hits",
+    ):  # fmt: skip
+        assert happened[event] > 20, event
