@@ -145,6 +145,7 @@ class LLMEngine:
             pacing=Pacing(
                 delay_factor=self.config.scheduler_delay_factor,
                 target_seconds=None if target_itl_ms is None else target_itl_ms / 1000,
+                token_buckets=self._runner.buckets.tokens,
             ),
         )
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
