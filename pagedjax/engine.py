@@ -147,6 +147,7 @@ class LLMEngine:
             pacing=Pacing(
                 delay_factor=self.config.scheduler_delay_factor,
                 target_seconds=None if target_itl_ms is None else target_itl_ms / 1000,
+                token_buckets=self._runner.buckets.tokens,
             ),
         )
         self._is_open = True

@@ -13,7 +13,6 @@ from pagedjax import (
     SamplingParams,
 )
 from pagedjax.execution.buckets import IS_FUSED
-from pagedjax.scheduling.pacing import MIN_CHUNK
 from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -102,8 +101,8 @@ def test_prompts_come_in_smaller_chunks_where_tokens_must_keep_coming():
         output = engine.step()
         chunks += [sum(one.num_scheduled_tokens for one in output.scheduled if one.num_scheduled_tokens > 1)]
         outs |= {out.request_id: out for out in output if out.finished}
-    assert chunks.count(MIN_CHUNK) > 5
-    assert max(chunks[4:]) <= 2 * MIN_CHUNK
+    assert max(chunks) <= 15  # with one that generates the smallest bucket
+    assert sum(map(bool, chunks)) > 4 * 80 // 15
     assert [outs[str(i)].outputs[0].token_ids for i in range(4)] == [continuation(p, 20) for p in batch]
     assert outs["first"].outputs[0].token_ids == continuation([1, 2], 100)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pagedjax.scheduling.pacing import FIRST_CHUNK, MIN_CHUNK, Pacing
+from pagedjax.scheduling.pacing import Pacing
 from tests.scheduling.fake_device import Driver, expected_output, make_request
 
 GENERATING = make_request("g", [1, 2, 3])
@@ -15,6 +15,17 @@ def arrived(time):
     request = make_request("w", [1])
     request.arrival_time = time
     return request
+
+
+BUCKETS = (16, 64, 256, 1024)
+
+
+def target(seconds):
+    return Pacing(target_seconds=seconds, token_buckets=BUCKETS)
+
+
+def padded(num_tokens):
+    return next(bucket for bucket in BUCKETS if bucket >= num_tokens)
 
 
 def settle(pacing, seconds_of, num_steps=60):
@@ -69,40 +80,40 @@ class TestDelay:
 
 
 class TestTarget:
-    @pytest.mark.parametrize("per_token", [1e-6, 1e-5, 1e-4])
-    def test_steps_come_to_take_as_long_as_the_target_allows_and_not_longer(self, per_token):
-        steps = settle(Pacing(target_seconds=0.02), lambda chunk: 0.005 + per_token * chunk)
-        assert all(0.012 < seconds < 0.02 for _, seconds in steps[20:])
+    @pytest.mark.parametrize(("per_token", "bucket"), [(1e-6, 1024), (3e-5, 256), (1e-4, 64), (3e-4, 16)])
+    def test_chunks_grow_to_the_largest_bucket_that_keeps_to_the_target(self, per_token, bucket):
+        steps = settle(target(0.02), lambda chunk: 0.005 + per_token * padded(chunk + 1))
+        assert {chunk for chunk, _ in steps[20:]} == {bucket - 1}
 
-    def test_steps_that_are_too_slow_without_prompts_leave_prompts_the_least(self):
-        steps = settle(Pacing(target_seconds=0.02), lambda chunk: 0.03 + 1e-5 * chunk)
-        assert steps[-1][0] == MIN_CHUNK
+    def test_steps_that_are_too_slow_without_prompts_leave_prompts_the_smallest_bucket(self):
+        steps = settle(target(0.02), lambda chunk: 0.03 + 1e-5 * chunk)
+        assert {chunk for chunk, _ in steps} == {15}
 
-    def test_one_slow_step_is_forgotten_within_a_few(self):
-        pacing = Pacing(target_seconds=0.02)
-        before = settle(pacing, lambda chunk: 0.005 + 1e-5 * chunk)[-1][0]
-        settle(pacing, lambda _: 10.0, num_steps=1)
-        assert pacing.max_prompt_tokens([GENERATING]) == before // 2
-        assert settle(pacing, lambda chunk: 0.005 + 1e-5 * chunk, num_steps=8)[-1][0] >= 0.9 * before
+    def test_one_slow_step_is_forgotten_in_the_end(self):
+        pacing = target(0.02)
+        before = settle(pacing, lambda chunk: 0.005 + 3e-5 * padded(chunk + 1))[-1][0]
+        settle(pacing, lambda _: 0.05, num_steps=1)
+        after = settle(pacing, lambda chunk: 0.005 + 3e-5 * padded(chunk + 1), num_steps=300)
+        assert after[0][0] < before
+        assert after[-1][0] == before
 
-    def test_the_end_of_a_prompt_says_nothing_of_longer_chunks(self):
-        pacing = Pacing(target_seconds=0.02)
-        pacing.note_step(num_requests=1, num_tokens=4, seconds=10.0)
-        assert pacing.max_prompt_tokens([GENERATING]) == FIRST_CHUNK
+    def test_as_many_generating_requests_as_a_bucket_holds_take_the_next(self):
+        assert target(0.02).max_prompt_tokens([GENERATING] * 16) == 64 - 16
+        assert target(0.02).max_prompt_tokens([GENERATING] * 2000) == 1
 
     def test_prompts_have_no_limit_where_nobody_generates_or_no_target_is_set(self):
-        assert Pacing(target_seconds=0.02).max_prompt_tokens([make_request("p", [1, 2])]) is None
+        assert target(0.02).max_prompt_tokens([make_request("p", [1, 2])]) is None
         assert Pacing().max_prompt_tokens([GENERATING]) is None
 
     def test_all_prompts_of_an_iteration_share_the_limit_and_all_come_to_an_end(self):
-        driver = Driver(num_blocks=400, max_num_batched_tokens=256, pacing=Pacing(target_seconds=0.001))
+        driver = Driver(num_blocks=400, max_num_batched_tokens=256, pacing=target(0.001))
         first = driver.add("first", [7, 7], max_tokens=40)
         driver.step()
         others = [driver.add(str(i), [i] * 50, max_tokens=3) for i in range(4)]
         outputs = list(driver.steps())
-        chunks = [[s.num_scheduled_tokens for s in out.scheduled if s.num_scheduled_tokens > 1] for out in outputs]
-        assert max(sum(chunk) for chunk in chunks) == FIRST_CHUNK
-        assert len([chunk for chunk in chunks if chunk]) == math.ceil(4 * 50 / FIRST_CHUNK)
+        chunks = [sum(s.num_scheduled_tokens for s in o.scheduled if s.num_scheduled_tokens > 1) for o in outputs]
+        assert max(chunks) == 15
+        assert sum(bool(chunk) for chunk in chunks) >= math.ceil(4 * 50 / 15)
         assert all("first" in {s.request.request_id for s in out.scheduled} for out in outputs[:30])
         for request in [first, *others]:
             assert request.output_token_ids == expected_output(request)

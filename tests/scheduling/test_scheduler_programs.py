@@ -34,7 +34,9 @@ class Program:
             policy=("fcfs", "priority")[size[2] % 2],
             max_preemptions=1 + shape[1] % 3,
             watermark=(0.0, 0.1)[shape[2] % 2],
-            pacing=Pacing(delay_factor=size[1] % 2, target_seconds=(None, 0.01)[shape[0] // 4 % 2]),
+            pacing=Pacing(
+                delay_factor=size[1] % 2, target_seconds=(None, 0.01)[shape[0] // 4 % 2], token_buckets=(4, 16, 64)
+            ),
         )
         self.scheduler = self.driver.scheduler
         self.requests, self.expected, self.pins, self.happened = {}, {}, [], happened
