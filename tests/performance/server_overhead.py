@@ -45,7 +45,12 @@ class PacedEngine:
         self._requests: dict[str, list] = {}
         self._due = 0.0
 
-    def add_request(self, request_id, prompt, params, *, priority=0, cache_salt=None, arrival_time=None):
+    def is_prepared(self, params):
+        return True
+
+    def add_request(
+        self, request_id, prompt, params, *, priority=0, cache_salt=None, client=("", ""), arrival_time=None
+    ):
         self._requests[request_id] = [prompt, params, 0, RequestMetrics(arrival_time=arrival_time or time.monotonic())]
 
     def step(self):
