@@ -27,11 +27,6 @@ LOG2E = math.log2(math.e)  # scores are kept in base 2, so that exp2 suffices
 MATRIX, PER_ROW, PER_COLUMN = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
 
 
-def is_available() -> bool:
-    """Return whether the default device can run the kernels."""
-    return unavailable() is None
-
-
 def unavailable() -> str | None:
     """Say why the default device cannot run the kernels, or None: it is a Hopper GPU with a compiler to be trusted."""
     device = jax.local_devices()[0]
@@ -41,6 +36,16 @@ def unavailable() -> str | None:
     if BROKEN_CUDA[0] <= version < BROKEN_CUDA[1]:
         return f"CUDA {version // 1000}.{version % 1000 // 10} miscompiles the kernels; install the extra cuda13"
     return None
+
+
+def choose(missing: str | None, is_sound: Callable[[], bool]) -> tuple[str, str]:
+    """Return the backend of an op that has a kernel and a reference, and why.
+
+    `missing` is what stops the kernel, if anything does; `is_sound` tries it, and is asked only where it could run.
+    """
+    if missing is None and not is_sound():
+        missing = "the kernel gave wrong results when it was tried"
+    return ("mosaic_gpu", "the kernel for Hopper GPUs") if missing is None else ("reference", missing)
 
 
 def untraced[T](run: Callable[[], T]) -> T:

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.add_rms_norm import add_rms_norm
+from pallas_kernels.add_rms_norm.reference import rms_norm
 
 INIT_STDDEV = 0.02  # what transformers initialises with; keeps activations of random models finite in bfloat16
 
@@ -83,13 +84,10 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalise every row; the result has the type of `x`."""
-        x32 = x.astype(jnp.float32)
-        variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-        normed = x32 * jax.lax.rsqrt(variance + jnp.float32(self.eps))
-        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-        if self.unit_offset:  # Gemma scales in float32 and casts last
-            return (normed * (jnp.float32(1.0) + scale.astype(jnp.float32))).astype(x.dtype)
-        return normed.astype(x.dtype) * scale  # Llama casts first
+        if not self.unit_offset:  # Llama casts first
+            return rms_norm(x, self.scale[...], self.eps)
+        scale = jnp.float32(1.0) + self.scale[...].astype(jnp.float32)
+        return rms_norm(x.astype(jnp.float32), scale, self.eps).astype(x.dtype)  # Gemma scales in float32, casts last
 
     def add(
         self, x: Float[Array, "T D"], delta: Float[Array, "T D"]

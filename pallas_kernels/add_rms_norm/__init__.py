@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.add_rms_norm.mosaic_gpu import mosaic_add_rms_norm, unsupported
 from pallas_kernels.add_rms_norm.reference import reference_add_rms_norm
-from pallas_kernels.hopper import agree, unavailable, untraced
+from pallas_kernels.hopper import agree, choose, unavailable, untraced
 
 BACKENDS = {"mosaic_gpu": mosaic_add_rms_norm, "reference": reference_add_rms_norm}
 
@@ -41,10 +41,7 @@ def add_rms_norm(
 
 def default_backend(x: Any) -> tuple[str, str]:
     """Return the backend that runs for an array of this shape and type on the default device, and why."""
-    reason = unavailable() or unsupported(x)
-    if reason is None and not is_sound():
-        reason = "the kernel gave wrong results when it was tried"
-    return ("mosaic_gpu", "the kernel for Hopper GPUs") if reason is None else ("reference", reason)
+    return choose(unavailable() or unsupported(x), is_sound)
 
 
 @cache

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.hopper import agree, unavailable, untraced
+from pallas_kernels.hopper import agree, choose, unavailable, untraced
 from pallas_kernels.rope_and_cache.mosaic_gpu import mosaic_rope_and_cache, unsupported
 from pallas_kernels.rope_and_cache.reference import reference_rope_and_cache
 
@@ -48,10 +48,7 @@ def rope_and_cache(
 
 def default_backend(heads: Any, k_pool: Any) -> tuple[str, str]:
     """Return the backend that runs for arrays of these shapes and types on the default device, and why."""
-    reason = unavailable() or unsupported(heads, k_pool)
-    if reason is None and not is_sound():
-        reason = "the kernel gave wrong results when it was tried"
-    return ("mosaic_gpu", "the kernel for Hopper GPUs") if reason is None else ("reference", reason)
+    return choose(unavailable() or unsupported(heads, k_pool), is_sound)
 
 
 @cache

@@ -1,8 +1,9 @@
 """The op in plain jnp: the oracle, and what runs where there is no kernel."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from pallas_kernels.add_rms_norm.reference import rms_norm
 
 Pool = Float[Array, "P K S H"]
 
@@ -23,16 +24,9 @@ def reference_rope_and_cache(
     num_heads = heads.shape[1] - 2 * num_kv_heads
     q, k, v = jnp.split(heads, (num_heads, num_heads + num_kv_heads), axis=1)
     if head_scales is not None:
-        q, k = (head_norm(x, scale, eps) for x, scale in zip((q, k), head_scales, strict=True))
+        q, k = (rms_norm(x, scale, eps) for x, scale in zip((q, k), head_scales, strict=True))
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     return q, write_slots(k_pool, k, slot_mapping), write_slots(v_pool, v, slot_mapping)
-
-
-def head_norm(x: Float[Array, "T N H"], scale: Float[Array, " H"], eps: float) -> Float[Array, "T N H"]:
-    """Normalise every head by its root mean square, in float32; rounded before it is scaled."""
-    x32 = x.astype(jnp.float32)
-    variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(variance + jnp.float32(eps))).astype(x.dtype) * scale[None, None, :]
 
 
 def rotate(x: Float[Array, "T N H"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]) -> Float[Array, "T N H"]:

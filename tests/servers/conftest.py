@@ -33,3 +33,19 @@ async def client(http):
     """The official client of the server."""
     async with openai.AsyncOpenAI(base_url=str(http.make_url("/v1")), api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+async def serve(engine):
+    """Start servers of one engine with given options; return clients."""
+    clients = []
+
+    async def start(**options):
+        client = TestClient(TestServer(create_app(engine, ServerConfig(**options))))
+        await client.start_server()
+        clients.append(client)
+        return client
+
+    yield start
+    for client in clients:
+        await client.close()

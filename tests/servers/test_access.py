@@ -17,22 +17,6 @@ ONE, TWO = {"Authorization": "Bearer key-one"}, {"Authorization": "Bearer key-tw
 
 
 @pytest.fixture
-async def serve(fake, engine):
-    """Start servers of one engine with given options; return clients."""
-    clients = []
-
-    async def start(**options):
-        client = TestClient(TestServer(create_app(engine, ServerConfig(**options))))
-        await client.start_server()
-        clients.append(client)
-        return client
-
-    yield start
-    for client in clients:
-        await client.close()
-
-
-@pytest.fixture
 async def keyed(serve):
     return await serve(api_key=("key-one", "key-two"))
 

@@ -20,21 +20,6 @@ def fake():
     return FakeEngine(max_num_seqs=2)
 
 
-@pytest.fixture
-async def serve(engine):
-    clients = []
-
-    async def start(**options):
-        client = TestClient(TestServer(create_app(engine, ServerConfig(**options))))
-        await client.start_server()
-        clients.append(client)
-        return client
-
-    yield start
-    for client in clients:
-        await client.close()
-
-
 async def test_a_full_queue_is_a_503_that_says_when_to_retry(serve, fake):
     client = await serve(max_num_queued_reqs=1)
     fake.gate.clear()
