@@ -24,7 +24,6 @@ NOT_BUILT: dict[str, tuple[Any, str]] = {
     "pipeline_parallel_size": (1, "is not built yet; leave it at 1"),
     "data_parallel_size": (1, "is not built yet; leave it at 1 and run several servers"),
     "quantization": (None, "is not built yet; leave it out (a .gguf file is expanded to --dtype when it loads)"),
-    "speculative_config": (None, "is not built yet; leave it out"),
     "swap_space": (0.0, "is not built yet; leave it at 0, preempted requests are computed again"),
     "enable_chunked_prefill": (True, "is refused: long prompts are always split; lower --max-model-len to bound them"),
     "trust_remote_code": (False, "is refused: code from model repositories is never run; leave it out"),

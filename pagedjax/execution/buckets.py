@@ -22,6 +22,7 @@ class StepShape:
     num_tokens: int
     block_size: int
     is_decode: bool  # one query token a row, taken from the device's own last tokens
+    is_verify: bool = False  # a few query tokens a row, each of which attends as if it were a row of its own
 
     @property
     def num_updates(self) -> int:
@@ -60,6 +61,7 @@ class BucketTable:
       is_fused: whether a plain decode step samples in the same call.
       tokens: token buckets of the forward step.
       sample: row buckets of the sampling step.
+      max_draft_tokens: most drafts that a row verifies in one step; 0 without speculation.
     """
 
     decode: tuple[int, ...]
@@ -68,9 +70,13 @@ class BucketTable:
     is_fused: bool
     max_num_seqs: int
     block_size: int
+    max_draft_tokens: int = 0
 
     @classmethod
-    def build(cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int, platform: str) -> "BucketTable":
+    def build(
+        cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int, platform: str,
+        max_draft_tokens: int = 0,
+    ) -> "BucketTable":  # fmt: skip
         """Choose the buckets for a "cpu" or a "gpu"."""
         growth, first = GROWTH[platform], min(MIN_TOKEN_BUCKET, max_num_batched_tokens)
         return cls(
@@ -80,6 +86,7 @@ class BucketTable:
             is_fused=IS_FUSED[platform],
             max_num_seqs=max_num_seqs,
             block_size=block_size,
+            max_draft_tokens=max_draft_tokens,
         )
 
     def decode_shape(self, num_rows: int) -> StepShape:
@@ -91,6 +98,18 @@ class BucketTable:
         bucket = bucket_for(num_tokens, self.tokens)
         return StepShape(min(bucket, self.max_num_seqs), bucket, self.block_size, is_decode=False)
 
+    def verify_shape(self, num_rows: int, num_tokens: int) -> StepShape:
+        """The shape with the fewest tokens for a step in which every row computes its newest token and drafts."""
+        fitting = [shape for shape in self.verify_shapes if shape.num_rows >= num_rows]
+        return min([*fitting[:1], self.forward_shape(num_tokens)], key=lambda shape: shape.num_tokens)
+
+    @property
+    def verify_shapes(self) -> list[StepShape]:
+        """Every shape for drafts and nothing else; the largest batches go with the other forward steps."""
+        width = 1 + self.max_draft_tokens
+        rows = [bucket for bucket in self.decode if bucket * width <= self.tokens[-1]] if self.max_draft_tokens else []
+        return [StepShape(n, n * width, self.block_size, is_decode=False, is_verify=True) for n in rows]
+
     @property
     def decode_shapes(self) -> list[StepShape]:
         """Every shape of a decode step."""
@@ -99,5 +118,5 @@ class BucketTable:
     @property
     def forward_shapes(self) -> list[StepShape]:
         """Every shape of `forward`; decode steps are among them where they are not fused with sampling."""
-        shapes = [self.forward_shape(bucket) for bucket in self.tokens]
+        shapes = [*(self.forward_shape(bucket) for bucket in self.tokens), *self.verify_shapes]
         return shapes if self.is_fused else [*shapes, *self.decode_shapes]

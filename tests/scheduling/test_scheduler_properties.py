@@ -52,6 +52,7 @@ def scheduler_options(draw):
         "watermark": draw(st.sampled_from([0.0, 0.2])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
+        "num_draft_tokens": draw(st.sampled_from([0, 0, 1, 4])),
     }
 
 

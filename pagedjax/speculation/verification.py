@@ -1,0 +1,149 @@
+"""Accept the drafts that the target samples itself: the second half of a step that verifies.
+
+    query tokens of a row      newest   draft 0   ..   draft k-1
+    sampled after them         t[0]     t[1]      ..   t[k]
+    accepted                   draft i, if all before it were and t[i] equals it
+    new tokens                 t[0] .. t[a] for a accepted drafts
+
+Sampling noise depends on (seed, position, token id) alone, so t[0] .. t[a] are what one token a step would have
+given. Rows are rolled back here: their lengths leave out refused drafts, whose K and V are overwritten later.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from pagedjax.execution.logprobs import top_logprobs
+from pagedjax.execution.request_state import RowState, SamplerState, gather_sampling_rows
+from pagedjax.execution.sampler import Variant, sample
+from pagedjax.execution.step import StepFunctions, TokenLogprobs, record_tokens
+
+VerifyVariant = Literal["greedy", "random", "filtered", "edited"]
+"""What covers a batch: "filtered" all that changes no logit, "edited" everything. The sampler's variants are behind.
+
+All but "edited" sample all positions of all rows at once; it goes from one position to the next, for what depends on
+the tokens in between. On a CPU that is as fast, and so it stands for the two that are slow to compile.
+"""
+VERIFY_VARIANTS: dict[str, tuple[VerifyVariant, ...]] = {
+    "cpu": ("greedy", "edited"),
+    "gpu": ("greedy", "random", "filtered", "edited"),
+}
+
+
+def num_columns(max_draft_tokens: int) -> int:
+    """Columns of a result: 1 + K tokens, K drafts, number of new tokens, 1 where the logits were finite."""
+    return 2 * max_draft_tokens + 3
+
+
+class Verification:
+    """The functions that verify drafts for one model. K is the most drafts a row verifies, R the number of rows."""
+
+    def __init__(self, functions: StepFunctions, *, max_draft_tokens: int, max_logprobs: int):
+        self._functions = functions
+        self._width = 1 + max_draft_tokens
+        self._max_logprobs = max_logprobs
+
+    def pick(self, hidden: Float[Array, "T D"], index: Int[Array, " n"]) -> Float[Array, "n D"]:
+        """Hidden states of the tokens that are sampled after, from those of a whole step."""
+        return hidden[index]
+
+    def verify(
+        self,
+        leaves: tuple,
+        state: RowState,
+        history: Int[Array, "R L"],
+        wide: SamplerState | None,
+        draft_masks: UInt[Array, "R K W"] | None,
+        hidden: Float[Array, "n D"],
+        batch: Int[Array, "3 B"],
+        *,
+        variant: VerifyVariant,
+    ) -> tuple[RowState, Int[Array, "R L"], SamplerState | None, Int[Array, "B C"]]:
+        """Sample and accept for `batch`: rows, their numbers of drafts, and 1 where a grammar masks the drafts.
+
+        `hidden` is [R * (1 + K), D] in the order of the batch. Returns the result array last, see `num_columns`.
+        """
+        assert state.drafts is not None, "an engine with speculation has rows with drafts"
+        rows, num_drafts = batch[0], batch[1]
+        hidden = hidden[: rows.shape[0] * self._width]
+        drafts = state.drafts.at[rows].get(mode="clip")  # [B, K]
+        first = state.context_lens.at[rows].get(mode="clip") - num_drafts
+        positions = first[:, None] + jnp.arange(self._width, dtype=jnp.int32)[None, :]  # [B, 1 + K] of sampled tokens
+        with jax.named_scope("verify"):
+            if variant == "edited":
+                assert wide is not None
+                assert draft_masks is not None
+                wide, tokens, is_valid = self._one_by_one(
+                    leaves, state, wide, draft_masks, hidden, batch, drafts, positions
+                )
+            else:
+                sampler: Variant = "full" if variant == "filtered" else variant
+                tokens, is_valid = self._all_at_once(leaves, state, hidden, rows, positions, sampler)
+            is_right = tokens[:, :-1] == drafts
+            is_reached = reached(is_right & is_valid[:, :-1], num_drafts)
+        is_new = is_reached & is_valid
+        num_new = jnp.sum(is_new, axis=1, dtype=jnp.int32)
+        newest = jnp.take_along_axis(tokens, jnp.maximum(num_new - 1, 0)[:, None], axis=1)[:, 0]
+        state = replace(
+            state,
+            last_token_ids=state.last_token_ids.at[rows].set(newest, mode="drop"),
+            context_lens=state.context_lens.at[rows].set(first - 1 + num_new, mode="drop"),
+        )
+        history = history.at[rows[:, None], positions].set(tokens, mode="drop")  # refused: past the row's length
+        is_finite = jnp.all(is_valid | ~is_reached, axis=1).astype(jnp.int32)
+        result = jnp.concatenate([tokens, drafts, num_new[:, None], is_finite[:, None]], axis=1)
+        return state, history, wide, result
+
+    def logprobs(self, leaves: tuple, hidden: Float[Array, "n D"], result: Int[Array, "B C"]) -> TokenLogprobs:
+        """Log probabilities of the sampled tokens in `result`, [B * (1 + K)]."""
+        with jax.named_scope("logprobs"):
+            logits = self._functions.logits(leaves, hidden[: result.shape[0] * self._width])
+            token_ids = result[:, : self._width].reshape(-1)
+            return TokenLogprobs(*top_logprobs(logits, token_ids, num=self._max_logprobs))
+
+    def _all_at_once(
+        self, leaves: tuple, state: RowState, hidden: Array, rows: Array, positions: Array, variant: Variant
+    ) -> tuple[Int[Array, "B n"], Bool[Array, "B n"]]:
+        params = gather_sampling_rows(state, jnp.repeat(rows, self._width), None)
+        logits = self._functions.logits(leaves, hidden)  # [B * (1 + K), V]
+        tokens, is_valid = sample(logits, positions.reshape(-1), params, variant=variant)
+        return tokens.reshape(positions.shape), is_valid.reshape(positions.shape)
+
+    def _one_by_one(
+        self, leaves: tuple, state: RowState, wide: SamplerState, draft_masks: Array, hidden: Array, batch: Array,
+        drafts: Array, positions: Array,
+    ) -> tuple[SamplerState, Int[Array, "B n"], Bool[Array, "B n"]]:  # fmt: skip
+        """Sample position by position. A row whose draft was refused records no more tokens, so no count is undone."""
+        rows, num_drafts, is_masked = batch
+        no_row = state.context_lens.shape[0]
+        by_position = jnp.swapaxes(hidden.reshape(rows.shape[0], self._width, -1), 0, 1)  # [1 + K, B, D]
+
+        def sample_one(carry: tuple, inputs: tuple) -> tuple[tuple, tuple]:
+            wide, is_reached = carry
+            index, one_hidden, one_positions = inputs
+            params = gather_sampling_rows(state, rows, wide)
+            masks = draft_masks.at[rows, index - 1].get(mode="clip")
+            uses_mask = (is_masked == 1) & (index > 0)
+            params = replace(params, allowed_mask=jnp.where(uses_mask[:, None], masks, params.allowed_mask))
+            logits = self._functions.logits(leaves, one_hidden)
+            tokens, is_valid = sample(logits, one_positions, params, variant="full")
+            is_new = is_reached & is_valid
+            wide = record_tokens(wide, jnp.where(is_new, rows, no_row), tokens)
+            draft = drafts.at[:, index].get(mode="clip")
+            return (wide, is_new & (index < num_drafts) & (tokens == draft)), (tokens, is_valid)
+
+        inputs = (jnp.arange(self._width, dtype=jnp.int32), by_position, jnp.swapaxes(positions, 0, 1))
+        everybody = jnp.ones(rows.shape, jnp.bool_)
+        (wide, _), (tokens, is_valid) = jax.lax.scan(sample_one, (wide, everybody), inputs)
+        return wide, jnp.swapaxes(tokens, 0, 1), jnp.swapaxes(is_valid, 0, 1)
+
+
+def reached(is_right: Bool[Array, "B K"], num_drafts: Int[Array, " B"]) -> Bool[Array, "B n"]:
+    """Whether each position's token counts: all drafts up to it exist and were right. The first always does."""
+    index = jnp.arange(is_right.shape[1], dtype=jnp.int32)
+    is_accepted = is_right & (index[None, :] < num_drafts[:, None])
+    accepted = jnp.cumprod(is_accepted.astype(jnp.int32), axis=1) == 1
+    return jnp.concatenate([jnp.ones((is_right.shape[0], 1), jnp.bool_), accepted], axis=1)
