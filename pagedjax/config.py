@@ -42,7 +42,8 @@ class EngineConfig:
     model: str = option(
         "demo",
         "Hugging Face directory or hub name, .gguf file, Orbax directory, 'demo' for the embedded "
-        "SmolLM2-135M-Instruct, or 'dummy:llama-8b' and 'dummy:qwen3-0.6b' for random weights of these shapes.",
+        "SmolLM2-135M-Instruct, or 'dummy:llama-8b', 'dummy:llama-0.5b' and 'dummy:qwen3-0.6b' for random weights of "
+        "these shapes.",
         positional=True,
     )
     tokenizer: str | None = option(None, "Tokenizer directory or hub name; the model's own if unset.")

@@ -421,6 +421,8 @@ class LLMEngine:
         is_starved = not self._in_flight or self._in_flight[-1][0].is_ready
         self._in_flight.append((self._runner.dispatch(output), time.perf_counter()))
         self._iterations.note_dispatch(output.scheduled, is_starved=is_starved)
+        if self._speculation is not None:
+            self._speculation.note_dispatch(output)
 
     def _finish(self, step: InFlightStep, dispatched_time: float) -> dict[str, None]:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
@@ -432,7 +434,7 @@ class LLMEngine:
                 num_requests=len(plan.scheduled), num_tokens=plan.num_tokens - plan.num_draft_tokens, seconds=seconds
             )
         if self._speculation is not None:
-            self._speculation.note_result(step.output, result.verified)
+            self._speculation.note_result(step.output, result.verified, seconds)
         touched: dict[str, None] = {}
         for scored in result.prompt_logprobs:
             known = self._completions.get(scored.request.request_id)
@@ -454,6 +456,8 @@ class LLMEngine:
             scores = [_score_at(result.logprobs, next(result.logprob_rows[request.request_id]))]
         if token_ids:
             running.note_tokens()
+            if self._speculation is not None:
+                self._speculation.note_token(request, token_ids[-1])
         matched, grammar = completion.push(token_ids, scores), completion.grammar
         if matched is not None:
             self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED, stop_reason=matched)
@@ -492,6 +496,8 @@ class LLMEngine:
     def _forget(self, request_id: str) -> None:
         for completion in self._running.pop(request_id).completions:
             self._completions.pop(completion.request.request_id)
+            if self._speculation is not None:
+                self._speculation.forget(completion.request.request_id)
 
 
 def _why_nothing_is_sampled(params: SamplingParams) -> str:

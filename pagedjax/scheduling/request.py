@@ -76,7 +76,8 @@ class Request:
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens the first admission found cached
     num_preemptions: int = field(default=0, init=False)
     num_draft_tokens: int = field(default=0, init=False)  # wanted in its next step, by whoever plans speculation
-    is_drafted_from_output: bool = field(default=False, init=False)  # drafts wait until the host has read all tokens
+    draft_token_ids: Sequence[int] = field(default=(), init=False, repr=False)  # where the host makes the drafts
+    is_drafted_from_output: bool = field(default=False, init=False)  # it does, and waits until it has read all tokens
     row: int | None = field(default=None, init=False)  # slot of the device state while running
     block_ids: list[int] = field(default_factory=list, init=False, repr=False)
     block_hashes: list[bytes] = field(default_factory=list, init=False, repr=False)  # chain over full blocks

@@ -15,6 +15,12 @@ class SpeculativeConfig:
     prompt_lookup_max: int = 3
     rejection_sample_method: str = "coupled"
     forced_acceptance: float | None = None
+    disable_by_batch_size: int | None = None
+    is_adaptive: bool = False
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 100
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
 
     @classmethod
     def parse(cls, value: Any) -> "SpeculativeConfig | None":

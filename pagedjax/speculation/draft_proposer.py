@@ -29,6 +29,8 @@ FIRST_BUCKET, GROWTH = 64, 4  # of tokens that are read at once
 class DraftModelProposer:
     """Drafts with `loaded`; the history has every row's tokens."""
 
+    uses_history = True
+
     def __init__(
         self, loaded: LoadedModel, history: TokenHistory, buckets: BucketTable, *, max_draft_tokens: int,
         dtype: DTypeLike,

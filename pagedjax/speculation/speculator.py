@@ -30,7 +30,7 @@ from pagedjax.scheduling.scheduler import ScheduledRequest
 from pagedjax.speculation.config import SpeculativeConfig
 from pagedjax.speculation.draft_proposer import DraftModelProposer
 from pagedjax.speculation.history import TokenHistory
-from pagedjax.speculation.proposer import Executables, NgramProposer, Proposer
+from pagedjax.speculation.proposer import Executables, HostProposer, NgramProposer, Proposer
 from pagedjax.speculation.verification import VERIFY_VARIANTS, Verification, VerifyVariant, num_columns
 
 
@@ -53,17 +53,10 @@ class Speculator:
         self._buckets = buckets
         self._width = 1 + config.num_speculative_tokens
         self._max_logprobs = max_logprobs
+        self._forced_acceptance = config.forced_acceptance
         self._variants = VERIFY_VARIANTS[jax.default_backend()]
         self._history = TokenHistory(buckets.max_num_seqs, max_model_len)
-        self._proposer: Proposer = (
-            NgramProposer(
-                self._history, buckets, min_tokens=config.prompt_lookup_min, max_tokens=config.prompt_lookup_max
-            )
-            if draft is None
-            else DraftModelProposer(
-                draft, self._history, buckets, max_draft_tokens=config.num_speculative_tokens, dtype=dtype
-            )
-        )
+        self._proposer = self._make_proposer(config, draft, dtype)
         mask_shape = (buckets.max_num_seqs, config.num_speculative_tokens, -(-vocab_size // 32))
         self._draft_masks = jnp.full(mask_shape, 0xFFFFFFFF, jnp.uint32)
         self._executables: Executables = {}
@@ -78,7 +71,12 @@ class Speculator:
         wide: SamplerState,
     ) -> list[Task]:  # fmt: skip
         """List everything to compile; `state` and `wide` hold shapes."""
-        verification = Verification(functions, max_draft_tokens=self._width - 1, max_logprobs=self._max_logprobs)
+        verification = Verification(
+            functions,
+            max_draft_tokens=self._width - 1,
+            max_logprobs=self._max_logprobs,
+            forced_acceptance=self._forced_acceptance,
+        )
         leaves, history, masks = shapes_of((functions.leaves, self._history.array, self._draft_masks))
         num_picked = self._buckets.max_num_seqs * self._width
         picked = jax.ShapeDtypeStruct((num_picked, hidden_size), dtype)
@@ -117,9 +115,10 @@ class Speculator:
         drafting = [item for item in scheduled if item.num_draft_tokens]
         if not drafting:
             return state, None
-        self._history.catch_up(drafting, self._executables)
-        self._proposer.catch_up(state, drafting, self._executables)
-        self._history.follow(drafting)
+        if self._proposer.uses_history:
+            self._history.catch_up(drafting, self._executables)
+            self._proposer.catch_up(state, drafting, self._executables)
+            self._history.follow(drafting)
         return self._proposer.propose(state, drafting, self._executables)
 
     def pick(self, hidden: jax.Array, batch: Sequence[ScheduledRequest]) -> jax.Array:
@@ -172,6 +171,15 @@ class Speculator:
                 state, wide, result = self._run_verify(leaves, state, wide, picked, batch, variant)
             self._executables[f"verify logprobs {bucket}"](leaves, picked, result)
         return state, wide
+
+    def _make_proposer(self, config: SpeculativeConfig, draft: LoadedModel | None, dtype: DTypeLike) -> Proposer:
+        buckets, max_draft_tokens = self._buckets, config.num_speculative_tokens
+        if draft is not None:
+            return DraftModelProposer(draft, self._history, buckets, max_draft_tokens=max_draft_tokens, dtype=dtype)
+        if config.method == "suffix":
+            return HostProposer(buckets, max_draft_tokens=max_draft_tokens)
+        lengths = {"min_tokens": config.prompt_lookup_min, "max_tokens": config.prompt_lookup_max}
+        return NgramProposer(self._history, buckets, **lengths)
 
     def _variant(self, params: Sequence[SamplingParams]) -> VerifyVariant:
         """The cheapest variant of verification that covers every request of a batch."""

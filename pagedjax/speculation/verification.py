@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from pagedjax.execution.gumbel import threefry_2x32
 from pagedjax.execution.logprobs import top_logprobs
 from pagedjax.execution.request_state import RowState, SamplerState, gather_sampling_rows
 from pagedjax.execution.sampler import Variant, sample
@@ -41,8 +42,12 @@ def num_columns(max_draft_tokens: int) -> int:
 class Verification:
     """The functions that verify drafts for one model. K is the most drafts a row verifies, R the number of rows."""
 
-    def __init__(self, functions: StepFunctions, *, max_draft_tokens: int, max_logprobs: int):
+    def __init__(
+        self, functions: StepFunctions, *, max_draft_tokens: int, max_logprobs: int,
+        forced_acceptance: float | None = None,
+    ):  # fmt: skip
         self._functions = functions
+        self._forced = forced_acceptance
         self._width = 1 + max_draft_tokens
         self._max_logprobs = max_logprobs
 
@@ -70,6 +75,8 @@ class Verification:
         rows, num_drafts = batch[0], batch[1]
         hidden = hidden[: rows.shape[0] * self._width]
         drafts = state.drafts.at[rows].get(mode="clip")  # [B, K]
+        if self._forced is not None:
+            drafts = jnp.maximum(drafts, 0)  # where none was found, the one that was computed counts
         first = state.context_lens.at[rows].get(mode="clip") - num_drafts
         positions = first[:, None] + jnp.arange(self._width, dtype=jnp.int32)[None, :]  # [B, 1 + K] of sampled tokens
         with jax.named_scope("verify"):
@@ -81,9 +88,8 @@ class Verification:
                 )
             else:
                 sampler: Variant = "full" if variant == "filtered" else variant
-                tokens, is_valid = self._all_at_once(leaves, state, hidden, rows, positions, sampler)
-            is_right = tokens[:, :-1] == drafts
-            is_reached = reached(is_right & is_valid[:, :-1], num_drafts)
+                tokens, is_valid = self._all_at_once(leaves, state, hidden, rows, drafts, positions, sampler)
+            is_reached = reached((tokens[:, :-1] == drafts) & is_valid[:, :-1], num_drafts)
         is_new = is_reached & is_valid
         num_new = jnp.sum(is_new, axis=1, dtype=jnp.int32)
         newest = jnp.take_along_axis(tokens, jnp.maximum(num_new - 1, 0)[:, None], axis=1)[:, 0]
@@ -105,12 +111,19 @@ class Verification:
             return TokenLogprobs(*top_logprobs(logits, token_ids, num=self._max_logprobs))
 
     def _all_at_once(
-        self, leaves: tuple, state: RowState, hidden: Array, rows: Array, positions: Array, variant: Variant
-    ) -> tuple[Int[Array, "B n"], Bool[Array, "B n"]]:
+        self, leaves: tuple, state: RowState, hidden: Array, rows: Array, drafts: Array, positions: Array,
+        variant: Variant,
+    ) -> tuple[Int[Array, "B n"], Bool[Array, "B n"]]:  # fmt: skip
         params = gather_sampling_rows(state, jnp.repeat(rows, self._width), None)
         logits = self._functions.logits(leaves, hidden)  # [B * (1 + K), V]
         tokens, is_valid = sample(logits, positions.reshape(-1), params, variant=variant)
-        return tokens.reshape(positions.shape), is_valid.reshape(positions.shape)
+        tokens, is_valid = tokens.reshape(positions.shape), is_valid.reshape(positions.shape)
+        if self._forced is not None:
+            index = jnp.arange(self._width, dtype=jnp.int32)
+            none = jnp.full((drafts.shape[0], 1), -1, jnp.int32)
+            seeds = params.seeds.reshape(*positions.shape, 2)
+            tokens = force(tokens, jnp.concatenate([drafts, none], 1), seeds, positions, index, self._forced)
+        return tokens, is_valid
 
     def _one_by_one(
         self, leaves: tuple, state: RowState, wide: SamplerState, draft_masks: Array, hidden: Array, batch: Array,
@@ -127,12 +140,15 @@ class Verification:
             params = gather_sampling_rows(state, rows, wide)
             masks = draft_masks.at[rows, index - 1].get(mode="clip")
             uses_mask = (is_masked == 1) & (index > 0)
-            params = replace(params, allowed_mask=jnp.where(uses_mask[:, None], masks, params.allowed_mask))
+            allowed_mask = jnp.asarray(params.allowed_mask)
+            params = replace(params, allowed_mask=jnp.where(uses_mask[:, None], masks, allowed_mask))
             logits = self._functions.logits(leaves, one_hidden)
             tokens, is_valid = sample(logits, one_positions, params, variant="full")
+            draft = drafts.at[:, index].get(mode="fill", fill_value=-1)
+            if self._forced is not None:
+                tokens = force(tokens, draft, params.seeds, one_positions, index, self._forced)
             is_new = is_reached & is_valid
             wide = record_tokens(wide, jnp.where(is_new, rows, no_row), tokens)
-            draft = drafts.at[:, index].get(mode="clip")
             return (wide, is_new & (index < num_drafts) & (tokens == draft)), (tokens, is_valid)
 
         inputs = (jnp.arange(self._width, dtype=jnp.int32), by_position, jnp.swapaxes(positions, 0, 1))
@@ -147,3 +163,26 @@ def reached(is_right: Bool[Array, "B K"], num_drafts: Int[Array, " B"]) -> Bool[
     is_accepted = is_right & (index[None, :] < num_drafts[:, None])
     accepted = jnp.cumprod(is_accepted.astype(jnp.int32), axis=1) == 1
     return jnp.concatenate([jnp.ones((is_right.shape[0], 1), jnp.bool_), accepted], axis=1)
+
+
+def force(
+    tokens: Int[Array, "*B"],
+    drafts: Int[Array, "*B"],
+    seeds: UInt[Array, "*B 2"],
+    positions: Int[Array, "*B"],
+    index: Int[Array, "*n"],
+    acceptance: float,
+) -> Int[Array, "*B"]:
+    """Replace sampled tokens by drafts (-1 for none) to have them accepted: for measuring speed, not for text.
+
+    Up to 1, `acceptance` is the chance of each draft, above it the number of drafts; `index` counts them.
+    """
+    if acceptance > 1:
+        is_accepted = jnp.broadcast_to(index < round(acceptance), tokens.shape)
+    else:
+        stream = jnp.ones_like(seeds[..., 0])
+        bits, _ = threefry_2x32(seeds[..., 0], seeds[..., 1], positions.astype(jnp.uint32), stream)
+        is_accepted = (bits >> jnp.uint32(8)).astype(jnp.float32) < jnp.float32(acceptance * 2**24)
+    other = jnp.where(tokens == 0, 1, tokens - 1)
+    refused = jnp.where(tokens == drafts, other, tokens)
+    return jnp.where(drafts < 0, tokens, jnp.where(is_accepted, drafts, refused))
