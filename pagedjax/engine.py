@@ -39,7 +39,7 @@ from pagedjax.scheduling.fair_share import Client
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
-from pagedjax.speculation.config import SpeculativeConfig
+from pagedjax.speculation.load_draft import load_draft
 from pagedjax.speculation.plan import Speculation, SpeculationStep
 from pagedjax.text.chat import load_chat_template
 from pagedjax.text.structured_output import Grammar
@@ -130,9 +130,9 @@ class LLMEngine:
         self.model_config = loaded.config
         self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
         phases.end("loading the tokenizer")
-        speculative = SpeculativeConfig.parse(self.config.speculative_config)
-        if draft is None and speculative is not None and speculative.model is not None:
-            draft = load_model(replace(config, model=speculative.model))
+        if draft is None:
+            draft = load_draft(self.config, loaded.config, self.tokenizer)
+            phases.end("loading the draft model")
         self._runner = ModelRunner(loaded, self.config, draft=draft, phases=phases, show_progress=show_progress)
         if platform == "gpu":  # a CPU has nothing left to prepare
             self._runner.warm_up()
@@ -157,9 +157,9 @@ class LLMEngine:
             ),
         )
         self._speculation = None
-        if speculative is not None:
+        if self.config.speculation is not None:
             self._speculation = Speculation(
-                speculative, self._runner.num_missing, max_num_read=self._runner.buckets.tokens[-1]
+                self.config.speculation, self._runner.num_missing, max_num_read=self._runner.buckets.tokens[-1]
             )
         self._is_open = True
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch

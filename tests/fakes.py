@@ -113,7 +113,7 @@ def fake_engine(*, poison=None, draft_errs_every=None, **options):
     config = EngineConfig(**(defaults | options))
     loaded = LoadedModel(FAKE_CONFIG, FakeModel(poison=poison))
     draft = None
-    if (config.speculative_config or {}).get("method") == "draft_model":
+    if config.speculation is not None and config.speculation.method == "draft_model":
         draft = LoadedModel(FAKE_CONFIG, FakeModel(errs_every=draft_errs_every))
     return LLMEngine(config, loaded=loaded, tokenizer=byte_tokenizer(), draft=draft)
 

@@ -37,7 +37,6 @@ from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
-from pagedjax.speculation.config import SpeculativeConfig
 from pagedjax.speculation.speculator import Speculator, VerifiedDrafts, verified_drafts
 from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
 
@@ -123,7 +122,7 @@ class ModelRunner:
         assert config.max_model_len is not None, "the engine resolves it"
         assert config.max_num_batched_tokens is not None, "the engine resolves it"
         enable_cache(config.compilation_cache_dir)
-        speculative = SpeculativeConfig.parse(config.speculative_config)
+        speculative = config.speculation
         self.times = HostTimes()
         self._compilations = CompilationCounter()
         self._config = config

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
+from pagedjax.execution.probabilities import probabilities
 from pagedjax.execution.request_state import RowState, gather_sampling_rows
 from pagedjax.execution.sampler import sample
 from pagedjax.execution.step import find_slots, request_of_tokens
@@ -59,11 +60,12 @@ class DraftFunctions:
 
     def propose(
         self, leaves: tuple, kv_cache: KVCache, state: RowState, history: Int[Array, "R L"], rows: Int[Array, " B"],
-        updates: Int[Array, "3 U"], *, variant: DraftVariant,
-    ) -> tuple[KVCache, RowState, Int[Array, "R L"], Int[Array, "B K"]]:  # fmt: skip
+        updates: Int[Array, "3 U"], chances: Float[Array, "R n V"] | None, *, variant: DraftVariant,
+    ) -> tuple[KVCache, RowState, Int[Array, "R L"], Int[Array, "B n"], Float[Array, "R n V"] | None]:  # fmt: skip
         """Draft K tokens for `rows` (a row of R is a pad) with the noise that the target will sample with.
 
-        `updates` are the rows, table indices and ids of blocks that the step begins to use.
+        `updates` are the rows, table indices and ids of blocks that the step begins to use. `chances`, where they are
+        wanted, take in the distribution that each draft is drawn from.
         """
         assert state.drafts is not None, "an engine with speculation has rows with drafts"
         num_drafts = state.drafts.shape[1]
@@ -76,23 +78,25 @@ class DraftFunctions:
         hidden, kv_cache = self._run(leaves, kv_cache, state, jnp.repeat(rows, 2), both.reshape(-1), token_ids)
         params = gather_sampling_rows(state, rows, None)
 
-        def draw(hidden: Array, positions: Array) -> Array:
-            logits = self._merge(leaves).compute_logits(hidden)
-            return sample(logits, positions, params, variant=variant)[0]
+        def draw(hidden: Array, i: Any, chances: Array | None) -> tuple[Array, Array | None]:
+            logits, positions = self._merge(leaves).compute_logits(hidden), newest + 1 + i
+            if chances is not None:
+                chances = chances.at[rows, i].set(probabilities(logits, positions, params)[0], mode="drop")
+            return sample(logits, positions, params, variant=variant)[0], chances
 
-        first = draw(hidden[1::2], newest + 1)
+        first, chances = draw(hidden[1::2], 0, chances)
         drafts = jnp.full((rows.shape[0], num_drafts), -1, jnp.int32).at[:, 0].set(first)
 
         def draft_next(i: Int[Array, ""], carry: tuple) -> tuple:
-            kv_cache, drafts = carry
-            token_ids = drafts.at[:, i - 1].get()
-            hidden, kv_cache = self._run(leaves, kv_cache, state, rows, newest + i, token_ids)
-            return kv_cache, drafts.at[:, i].set(draw(hidden, newest + 1 + i))
+            kv_cache, drafts, chances = carry
+            hidden, kv_cache = self._run(leaves, kv_cache, state, rows, newest + i, drafts.at[:, i - 1].get())
+            token_ids, chances = draw(hidden, i, chances)
+            return kv_cache, drafts.at[:, i].set(token_ids), chances
 
         # A loop, so that the model is compiled twice and not K times; its length is known, so no host waits for it.
-        kv_cache, drafts = jax.lax.fori_loop(1, num_drafts, draft_next, (kv_cache, drafts))
+        kv_cache, drafts, chances = jax.lax.fori_loop(1, num_drafts, draft_next, (kv_cache, drafts, chances))
         state = replace(state, drafts=state.drafts.at[rows].set(drafts, mode="drop"))
-        return kv_cache, state, history, drafts
+        return kv_cache, state, history, drafts, chances
 
     def _run(
         self, leaves: tuple, kv_cache: KVCache, state: RowState, rows: Array, positions: Array, token_ids: Array

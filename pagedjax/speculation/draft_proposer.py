@@ -33,8 +33,11 @@ class DraftModelProposer:
 
     def __init__(
         self, loaded: LoadedModel, history: TokenHistory, buckets: BucketTable, *, max_draft_tokens: int,
-        dtype: DTypeLike,
+        dtype: DTypeLike, keeps_chances: bool,
     ):  # fmt: skip
+        self.chances = None
+        if keeps_chances:
+            self.chances = jnp.zeros((buckets.max_num_seqs, max_draft_tokens, loaded.config.vocab_size), jnp.float32)
         self._loaded = loaded
         self._history = history
         self._buckets = buckets
@@ -49,7 +52,7 @@ class DraftModelProposer:
 
     @property
     def arrays(self) -> list[jax.Array]:
-        return jax.tree.leaves(self._kv_cache)
+        return jax.tree.leaves((self._kv_cache, self.chances))
 
     def tasks(self, state: RowState, *, num_blocks: int) -> list[Task]:
         config, buckets = self._loaded.config, self._buckets
@@ -65,8 +68,8 @@ class DraftModelProposer:
             tasks.append(Task(f"read {bucket} tokens", run, (*arrays, packed), True))
         for bucket in buckets.sample:
             for variant in DRAFT_VARIANTS:
-                run = jit_with(functions.propose, donate=(1, 2, 3), variant=variant)
-                packed = (ints(bucket), ints(3, bucket * self._max_new_blocks))
+                run = jit_with(functions.propose, donate=(1, 2, 3, 6), variant=variant)
+                packed = (ints(bucket), ints(3, bucket * self._max_new_blocks), shapes_of(self.chances))
                 tasks.append(Task(f"propose {bucket} {variant}", run, (*arrays, *packed), True))
         return tasks
 
@@ -164,7 +167,7 @@ class DraftModelProposer:
         self, state: RowState, rows: np.ndarray, updates: np.ndarray, variant: DraftVariant, executables: Executables
     ) -> tuple[RowState, jax.Array]:
         run = executables[f"propose {len(rows)} {variant}"]
-        self._kv_cache, state, self._history.array, drafts = run(
-            self._leaves, self._kv_cache, state, self._history.array, rows, updates
+        self._kv_cache, state, self._history.array, drafts, self.chances = run(
+            self._leaves, self._kv_cache, state, self._history.array, rows, updates, self.chances
         )
         return state, drafts

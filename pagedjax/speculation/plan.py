@@ -39,6 +39,7 @@ class Speculation:
         self._max_num_read = max_num_read
         self._controller = Controller(
             config.num_speculative_tokens,
+            is_sequential=config.is_sequential,
             disable_by_batch_size=config.disable_by_batch_size,
             is_adaptive=config.is_adaptive,
         )

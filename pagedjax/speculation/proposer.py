@@ -25,6 +25,7 @@ class Proposer(Protocol):
     """Fills the drafts of rows just before a step verifies them."""
 
     uses_history: bool
+    chances: jax.Array | None  # [R, K, V], the distributions that drafts were drawn from, where they are kept
 
     @property
     def arrays(self) -> list[jax.Array]:
@@ -66,6 +67,7 @@ class NgramProposer:
     """Looks the newest tokens up in the history."""
 
     uses_history = True
+    chances = None  # what is looked up is not drawn
 
     def __init__(self, history: TokenHistory, buckets: BucketTable, *, min_tokens: int, max_tokens: int):
         self._history = history
@@ -115,6 +117,7 @@ class HostProposer:
     """Takes the drafts that the host found and wrote into its requests."""
 
     uses_history = False
+    chances = None
 
     def __init__(self, buckets: BucketTable, *, max_draft_tokens: int):
         self._buckets = buckets

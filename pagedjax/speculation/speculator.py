@@ -33,6 +33,8 @@ from pagedjax.speculation.history import TokenHistory
 from pagedjax.speculation.proposer import Executables, HostProposer, NgramProposer, Proposer
 from pagedjax.speculation.verification import VERIFY_VARIANTS, Verification, VerifyVariant, num_columns
 
+EDITING: tuple[VerifyVariant, ...] = ("edited", "standard")  # these read the wide rows
+
 
 @dataclass(frozen=True)
 class VerifiedDrafts:
@@ -55,6 +57,8 @@ class Speculator:
         self._max_logprobs = max_logprobs
         self._forced_acceptance = config.forced_acceptance
         self._variants = VERIFY_VARIANTS[jax.default_backend()]
+        if config.rejection_sample_method == "standard":
+            self._variants = ("standard",)
         self._history = TokenHistory(buckets.max_num_seqs, max_model_len)
         self._proposer = self._make_proposer(config, draft, dtype)
         mask_shape = (buckets.max_num_seqs, config.num_speculative_tokens, -(-vocab_size // 32))
@@ -77,7 +81,8 @@ class Speculator:
             max_logprobs=self._max_logprobs,
             forced_acceptance=self._forced_acceptance,
         )
-        leaves, history, masks = shapes_of((functions.leaves, self._history.array, self._draft_masks))
+        arrays = (functions.leaves, self._history.array, self._draft_masks, self._proposer.chances)
+        leaves, history, masks, chances = shapes_of(arrays)
         num_picked = self._buckets.max_num_seqs * self._width
         picked = jax.ShapeDtypeStruct((num_picked, hidden_size), dtype)
         tasks = [*self._history.tasks, *self._proposer.tasks(state, num_blocks=num_blocks)]
@@ -87,7 +92,7 @@ class Speculator:
         for bucket in self._buckets.sample:
             for variant in self._variants:
                 run = jit_with(verification.verify, donate=(1, 2, 3), variant=variant)
-                extras = (wide, masks) if variant == "edited" else (None, None)
+                extras = (wide, masks, chances) if variant in EDITING else (None, None, None)
                 tasks.append(
                     Task(f"verify {bucket} {variant}", run, (leaves, state, history, *extras, picked, ints(3, bucket)))
                 )
@@ -175,11 +180,16 @@ class Speculator:
     def _make_proposer(self, config: SpeculativeConfig, draft: LoadedModel | None, dtype: DTypeLike) -> Proposer:
         buckets, max_draft_tokens = self._buckets, config.num_speculative_tokens
         if draft is not None:
-            return DraftModelProposer(draft, self._history, buckets, max_draft_tokens=max_draft_tokens, dtype=dtype)
+            return DraftModelProposer(
+                draft, self._history, buckets, max_draft_tokens=max_draft_tokens, dtype=dtype,
+                keeps_chances=config.rejection_sample_method == "standard",
+            )  # fmt: skip
         if config.method == "suffix":
             return HostProposer(buckets, max_draft_tokens=max_draft_tokens)
-        lengths = {"min_tokens": config.prompt_lookup_min, "max_tokens": config.prompt_lookup_max}
-        return NgramProposer(self._history, buckets, **lengths)
+        fewest, most = config.prompt_lookup_min, config.prompt_lookup_max
+        assert fewest is not None, "the configuration is complete"
+        assert most is not None, "the configuration is complete"
+        return NgramProposer(self._history, buckets, min_tokens=fewest, max_tokens=most)
 
     def _variant(self, params: Sequence[SamplingParams]) -> VerifyVariant:
         """The cheapest variant of verification that covers every request of a batch."""
@@ -187,14 +197,14 @@ class Speculator:
         if not any(map(needs_wide_row, params)):
             sampler = sampling_variant(params)
             wanted = sampler if sampler in ("greedy", "random") else "filtered"
-        return wanted if wanted in self._variants else "edited"
+        return wanted if wanted in self._variants else self._variants[-1]
 
     def _run_verify(
         self, leaves: tuple, state: RowState, wide: SamplerState, hidden: jax.Array, batch: np.ndarray,
         variant: VerifyVariant,
     ) -> tuple[RowState, SamplerState, jax.Array]:  # fmt: skip
-        is_edited = variant == "edited"
-        extras = (wide, self._draft_masks) if is_edited else (None, None)
+        is_edited = variant in EDITING
+        extras = (wide, self._draft_masks, self._proposer.chances) if is_edited else (None, None, None)
         run = self._executables[f"verify {batch.shape[1]} {variant}"]
         state, self._history.array, new_wide, result = run(leaves, state, self._history.array, *extras, hidden, batch)
         return state, new_wide if is_edited else wide, result

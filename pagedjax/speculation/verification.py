@@ -9,7 +9,9 @@ Sampling noise depends on (seed, position, token id) alone, so t[0] .. t[a] are 
 given. Rows are rolled back here: their lengths leave out refused drafts, whose K and V are overwritten later.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import jax
@@ -18,15 +20,19 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from pagedjax.execution.gumbel import threefry_2x32
 from pagedjax.execution.logprobs import top_logprobs
+from pagedjax.execution.probabilities import probabilities
+from pagedjax.execution.rejection import verify_standard
 from pagedjax.execution.request_state import RowState, SamplerState, gather_sampling_rows
 from pagedjax.execution.sampler import Variant, sample
+from pagedjax.execution.sampling_rows import SamplingRows
 from pagedjax.execution.step import StepFunctions, TokenLogprobs, record_tokens
 
-VerifyVariant = Literal["greedy", "random", "filtered", "edited"]
+VerifyVariant = Literal["greedy", "random", "filtered", "edited", "standard"]
 """What covers a batch: "filtered" all that changes no logit, "edited" everything. The sampler's variants are behind.
 
-All but "edited" sample all positions of all rows at once; it goes from one position to the next, for what depends on
-the tokens in between. On a CPU that is as fast, and so it stands for the two that are slow to compile.
+"standard" is the other rule of acceptance, see `execution.rejection`, for everything. "edited" and "standard" go from
+one position to the next, for what depends on the tokens in between; the others sample all positions of all rows at
+once. On a CPU that is no faster, and so "edited" stands for the two that are slow to compile.
 """
 VERIFY_VARIANTS: dict[str, tuple[VerifyVariant, ...]] = {
     "cpu": ("greedy", "edited"),
@@ -62,6 +68,7 @@ class Verification:
         history: Int[Array, "R L"],
         wide: SamplerState | None,
         draft_masks: UInt[Array, "R K W"] | None,
+        chances: Float[Array, "R K V"] | None,
         hidden: Float[Array, "n D"],
         batch: Int[Array, "3 B"],
         *,
@@ -69,7 +76,8 @@ class Verification:
     ) -> tuple[RowState, Int[Array, "R L"], SamplerState | None, Int[Array, "B C"]]:
         """Sample and accept for `batch`: rows, their numbers of drafts, and 1 where a grammar masks the drafts.
 
-        `hidden` is [R * (1 + K), D] in the order of the batch. Returns the result array last, see `num_columns`.
+        `hidden` is [R * (1 + K), D] in the order of the batch, `chances` are the distributions that the drafts were
+        drawn from, for the standard rule. Returns the result array last, see `num_columns`.
         """
         assert state.drafts is not None, "an engine with speculation has rows with drafts"
         rows, num_drafts = batch[0], batch[1]
@@ -80,11 +88,12 @@ class Verification:
         first = state.context_lens.at[rows].get(mode="clip") - num_drafts
         positions = first[:, None] + jnp.arange(self._width, dtype=jnp.int32)[None, :]  # [B, 1 + K] of sampled tokens
         with jax.named_scope("verify"):
-            if variant == "edited":
+            if variant in ("edited", "standard"):
                 assert wide is not None
                 assert draft_masks is not None
+                choose = partial(self._draw_or_accept, chances) if variant == "standard" else self._draw
                 wide, tokens, is_valid = self._one_by_one(
-                    leaves, state, wide, draft_masks, hidden, batch, drafts, positions
+                    leaves, state, wide, draft_masks, hidden, batch, drafts, positions, choose
                 )
             else:
                 sampler: Variant = "full" if variant == "filtered" else variant
@@ -119,15 +128,14 @@ class Verification:
         tokens, is_valid = sample(logits, positions.reshape(-1), params, variant=variant)
         tokens, is_valid = tokens.reshape(positions.shape), is_valid.reshape(positions.shape)
         if self._forced is not None:
-            index = jnp.arange(self._width, dtype=jnp.int32)
             none = jnp.full((drafts.shape[0], 1), -1, jnp.int32)
             seeds = params.seeds.reshape(*positions.shape, 2)
-            tokens = force(tokens, jnp.concatenate([drafts, none], 1), seeds, positions, index, self._forced)
+            tokens = force(tokens, jnp.concatenate([drafts, none], axis=1), seeds, positions, self._forced)
         return tokens, is_valid
 
     def _one_by_one(
         self, leaves: tuple, state: RowState, wide: SamplerState, draft_masks: Array, hidden: Array, batch: Array,
-        drafts: Array, positions: Array,
+        drafts: Array, positions: Array, choose: Callable[..., tuple[Array, Array]],
     ) -> tuple[SamplerState, Int[Array, "B n"], Bool[Array, "B n"]]:  # fmt: skip
         """Sample position by position. A row whose draft was refused records no more tokens, so no count is undone."""
         rows, num_drafts, is_masked = batch
@@ -143,18 +151,40 @@ class Verification:
             allowed_mask = jnp.asarray(params.allowed_mask)
             params = replace(params, allowed_mask=jnp.where(uses_mask[:, None], masks, allowed_mask))
             logits = self._functions.logits(leaves, one_hidden)
-            tokens, is_valid = sample(logits, one_positions, params, variant="full")
             draft = drafts.at[:, index].get(mode="fill", fill_value=-1)
-            if self._forced is not None:
-                tokens = force(tokens, draft, params.seeds, one_positions, index, self._forced)
+            is_drafted = (index < num_drafts) & (draft >= 0)
+            tokens, is_valid = choose(logits, one_positions, params, rows, index, draft, is_drafted)
             is_new = is_reached & is_valid
             wide = record_tokens(wide, jnp.where(is_new, rows, no_row), tokens)
-            return (wide, is_new & (index < num_drafts) & (tokens == draft)), (tokens, is_valid)
+            return (wide, is_new & is_drafted & (tokens == draft)), (tokens, is_valid)
 
         inputs = (jnp.arange(self._width, dtype=jnp.int32), by_position, jnp.swapaxes(positions, 0, 1))
         everybody = jnp.ones(rows.shape, jnp.bool_)
         (wide, _), (tokens, is_valid) = jax.lax.scan(sample_one, (wide, everybody), inputs)
         return wide, jnp.swapaxes(tokens, 0, 1), jnp.swapaxes(is_valid, 0, 1)
+
+    def _draw(
+        self, logits: Array, positions: Array, params: SamplingRows, rows: Array, index: Array, draft: Array,
+        is_drafted: Array,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Sample as a plain step does."""
+        tokens, is_valid = sample(logits, positions, params, variant="full")
+        if self._forced is not None:
+            tokens = force(tokens, draft, params.seeds, positions, self._forced)
+        return tokens, is_valid
+
+    def _draw_or_accept(
+        self, chances: Array | None, logits: Array, positions: Array, params: SamplingRows, rows: Array, index: Array,
+        draft: Array, is_drafted: Array,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Return the draft, or a token in its place that never equals it, by the standard rule for one draft."""
+        target, is_valid = probabilities(logits, positions, params)
+        drawn_from = None if chances is None else chances.at[rows, index].get(mode="clip")[:, None]
+        tokens, _ = verify_standard(
+            jnp.stack([target, target], axis=1), draft[:, None], is_drafted.astype(jnp.int32), drawn_from,
+            params.seeds, positions,
+        )  # fmt: skip
+        return tokens[:, 0], is_valid
 
 
 def reached(is_right: Bool[Array, "B K"], num_drafts: Int[Array, " B"]) -> Bool[Array, "B n"]:
@@ -170,19 +200,15 @@ def force(
     drafts: Int[Array, "*B"],
     seeds: UInt[Array, "*B 2"],
     positions: Int[Array, "*B"],
-    index: Int[Array, "*n"],
     acceptance: float,
 ) -> Int[Array, "*B"]:
     """Replace sampled tokens by drafts (-1 for none) to have them accepted: for measuring speed, not for text.
 
-    Up to 1, `acceptance` is the chance of each draft, above it the number of drafts; `index` counts them.
+    `acceptance` is the chance of each draft, 0 to 1.
     """
-    if acceptance > 1:
-        is_accepted = jnp.broadcast_to(index < round(acceptance), tokens.shape)
-    else:
-        stream = jnp.ones_like(seeds[..., 0])
-        bits, _ = threefry_2x32(seeds[..., 0], seeds[..., 1], positions.astype(jnp.uint32), stream)
-        is_accepted = (bits >> jnp.uint32(8)).astype(jnp.float32) < jnp.float32(acceptance * 2**24)
+    stream = jnp.ones_like(seeds[..., 0])
+    bits, _ = threefry_2x32(seeds[..., 0], seeds[..., 1], positions.astype(jnp.uint32), stream)
+    is_accepted = (bits >> jnp.uint32(8)).astype(jnp.float32) < jnp.float32(acceptance * 2**24)
     other = jnp.where(tokens == 0, 1, tokens - 1)
     refused = jnp.where(tokens == drafts, other, tokens)
     return jnp.where(drafts < 0, tokens, jnp.where(is_accepted, drafts, refused))

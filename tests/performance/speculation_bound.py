@@ -5,7 +5,7 @@
 
 For each batch size: the device's time for a proposal and for a verification, each run many times back to back; the
 tokens a second that they allow at this acceptance; those that the engine reaches; and those of plain decoding. Without
---draft the proposer is the n-gram look-up, and an acceptance above 1 is the number of drafts accepted in each step.
+--draft the proposer is the n-gram look-up; at acceptance 1 all drafts are accepted in each step.
 """
 
 import argparse
@@ -37,11 +37,11 @@ def main():
         "model": args.model, "load_format": args.load_format, "max_num_seqs": max(args.batch_size),
         "max_model_len": args.input_len + args.output_len + 16, "enable_prefix_caching": False,
     }  # fmt: skip
-    speculative = {"num_speculative_tokens": args.num_speculative_tokens, "forced_acceptance": args.acceptance}
+    speculative = {"num_speculative_tokens": args.num_speculative_tokens, "is_adaptive": False}
     speculative |= {"method": "draft_model", "model": args.draft} if args.draft else {"method": "ngram"}
     plain = tokens_per_second(LLMEngine(EngineConfig(**options)), args)
-    engine = LLMEngine(EngineConfig(**options, speculative_config=speculative))
-    always_speculate(engine, args.num_speculative_tokens)
+    config = EngineConfig(**options, speculative_config=speculative, forced_acceptance=args.acceptance)
+    engine = LLMEngine(config)
     reached = tokens_per_second(engine, args)
     per_step = expected_tokens(args.acceptance, args.num_speculative_tokens)
     print(f"{args.acceptance:g} accepted, {per_step:.3f} tokens a step expected")
@@ -56,15 +56,8 @@ def main():
         )
 
 
-def always_speculate(engine, num_drafts):
-    """Take the choice from the controller: what is measured is K drafts in every step."""
-    engine._speculation._controller.choose = lambda request_ids, limits: [min(num_drafts, limit) for limit in limits]
-
-
 def expected_tokens(acceptance, num_drafts):
     """Tokens of one verification."""
-    if acceptance > 1:
-        return 1 + min(acceptance, num_drafts)
     return sum(acceptance**i for i in range(num_drafts + 1))
 
 
@@ -92,7 +85,9 @@ def part_times(engine, args, size):
     for i in range(size):
         engine.add_request(f"part-{i}", random_token_ids(engine, random, args.input_len), params)
     plan = engine.step().plan
-    while plan.num_draft_tokens != size * args.num_speculative_tokens or any(one.new_block_ids for one in plan.scheduled):
+    while plan.num_draft_tokens != size * args.num_speculative_tokens or any(
+        one.new_block_ids for one in plan.scheduled
+    ):
         plan = engine.step().plan
     runner, speculator = engine._runner, engine._runner._speculator
     propose = speculator.propose

@@ -13,8 +13,8 @@ from pagedjax import SamplingParams
 from pagedjax.structured_outputs import StructuredOutputsParams
 from tests.fakes import continuation, fake_engine, run_all
 
-WORDY = [155] + [1] * 15  # is followed by printable text
-DRAFT = {"method": "draft_model", "model": "fake", "num_speculative_tokens": 3}
+WORDY = [29] + [1] * 38  # is followed by 7 tokens of printable text
+DRAFT = {"method": "draft_model", "model": "fake", "num_speculative_tokens": 3, "is_adaptive": False}
 
 
 def greedy(**options):
@@ -76,7 +76,7 @@ def test_stop_string_within_an_accepted_run_with_logprobs(engine, place):
     """All that comes after the stop in the same step is dropped: tokens, text and log probabilities."""
     base = run_all(engine, [("a", WORDY, greedy(logprobs=1, max_tokens=7))])["a"].outputs[0]
     assert base.token_ids == continuation(WORDY, 7)
-    assert base.text == '"V8Dqwk'
+    assert base.text == ";/_E'(\\"
     stop, end = base.text[place - 1 : place + 1], place + 1
     out = run_all(engine, [("a", WORDY, greedy(logprobs=1, stop=[stop]))])["a"].outputs[0]
     assert (out.text, out.token_ids) == (base.text[: end - 2], base.token_ids[:end])

@@ -27,7 +27,10 @@ OPTIONS = {
     "max_model_len": 96, "block_size": 8, "max_num_seqs": 8, "max_num_batched_tokens": 32,
     "num_gpu_blocks_override": 40,
 }  # fmt: skip
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+NGRAM = {
+    "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
+    "is_adaptive": False,
+}  # fmt: skip
 
 
 def make_llm(speculative_config=None, **options):
