@@ -62,8 +62,9 @@ class StepCosts:
 
     def relative(self, sizes: np.ndarray) -> np.ndarray:
         """Return what steps of these sizes cost, in plain steps."""
-        points = [(0.0, self.plain.median), *((times.size, times.median) for times in self._known)]
-        return np.interp(sizes, *zip(*points, strict=True)) / self.plain.median
+        known_sizes = [0.0, *(times.size for times in self._known)]
+        seconds = [self.plain.median, *(times.median for times in self._known)]
+        return np.interp(sizes, known_sizes, seconds) / self.plain.median
 
     def describe(self) -> str:
         """Return the measured times in words."""

@@ -45,7 +45,8 @@ def test_probabilities_are_the_exact_ones(scale, rows):
     logits = (GENERATOR.normal(size=VOCAB_SIZE) * scale).astype(np.float32)
     for row, result in zip(rows, shares(logits, rows), strict=False):
         expected = naive_sampler.probabilities(logits, row)
-        np.testing.assert_array_equal(result > 0, expected > 2e-8, err_msg=str(row))
+        assert (expected[result > 0] > 0).all(), row
+        assert (result[expected > 1e-7] > 0).all(), row
         np.testing.assert_allclose(result, expected, atol=3e-7, err_msg=str(row))
 
 

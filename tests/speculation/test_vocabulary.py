@@ -47,7 +47,7 @@ def test_the_first_tokens_that_differ_are_named():
 
 
 def test_a_token_that_only_one_of_them_has_differs():
-    with pytest.raises(ConfigError, match="1 of 6 tokens differ .*: 3 is None and 'c'"):
+    with pytest.raises(ConfigError, match=r"1 of 6 tokens differ .*: 3 is None and 'c'"):
         check("<unk> a b c", "<unk> a b")
 
 
