@@ -15,9 +15,10 @@ from flax import nnx
 
 from pagedjax.config import AUTO, EngineConfig
 from pagedjax.errors import ConfigError
-from pagedjax.execution import kv_cache
+from pagedjax.execution import executable_cache, kv_cache
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
 from pagedjax.execution.compilation import CompilationCounter, compile_all, enable_cache, shapes_of
+from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.executables import (
     PLAIN_VARIANTS,
     WIDE_VARIANTS,
@@ -35,6 +36,7 @@ from pagedjax.execution.request_state import (
 from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
 from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
+from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
@@ -117,13 +119,13 @@ class ModelRunner:
     ):
         assert config.max_model_len is not None, "the engine resolves it"
         assert config.max_num_batched_tokens is not None, "the engine resolves it"
-        enable_cache(config.compilation_cache_dir)
+        self._cache_directory = enable_cache(config.compilation_cache_dir)
         self.times = HostTimes()
         self._compilations = CompilationCounter()
         self._config = config
         self._vocab_size = loaded.config.vocab_size
-        self._num_heads, self._hidden_size = loaded.config.num_heads, loaded.config.hidden_size
         self._dtype = resolve_dtype(config.dtype, loaded.config)
+        self.kernel_lines = _kernel_lines(loaded.config, self._dtype, config.block_size)
         self.buckets = BucketTable.build(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -145,26 +147,6 @@ class ModelRunner:
     @property
     def num_executables(self) -> int:
         return len(self._executables)
-
-    @property
-    def kernel_lines(self) -> list[str]:
-        """Which backend of each op this model runs on this device, and why."""
-        k_pool, _ = self._kv_cache[0]
-        _, num_kv_heads, _, head_dim = k_pool.shape
-        x, q, heads = (
-            jax.ShapeDtypeStruct(shape, k_pool.dtype)
-            for shape in (
-                (1, self._hidden_size),
-                (1, self._num_heads, head_dim),
-                (1, self._num_heads + 2 * num_kv_heads, head_dim),
-            )
-        )
-        backends = {
-            "paged_attention": paged_attention.default_backend(q, k_pool),
-            "rope_and_cache": rope_and_cache.default_backend(heads, k_pool),
-            "add_rms_norm": add_rms_norm.default_backend(x),
-        }
-        return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
 
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
         """Start one step; the arrays in what it returns are not ready yet."""
@@ -373,7 +355,8 @@ class ModelRunner:
                 functions, self.buckets, loaded.config, dtype=dtype, num_blocks=planned.num_blocks,
                 max_blocks=self._max_blocks, state=shapes_of((self._rows, self._wide, self._neutral)),
             )  # fmt: skip
-            self._executables = compile_all(tasks, phases, show_progress=show_progress)
+            cache = self._executable_cache(loaded, functions)
+            self._executables = compile_all(tasks, phases, cache=cache, show_progress=show_progress)
             ledger = self._plan(loaded, request_state, temporary_bytes(tasks, self._executables))
             if ledger.num_blocks >= planned.num_blocks:
                 break
@@ -390,6 +373,14 @@ class ModelRunner:
             raise ConfigError(kv_cache.not_allocated(ledger, str(error))) from error
         phases.end("pool allocation")
 
+    def _executable_cache(self, loaded: LoadedModel, functions: StepFunctions) -> ExecutableCache | None:
+        """Return the cache of this engine's programs; None where it is off, or they hold code that is not our own."""
+        kind = type(loaded.model)
+        is_ours = kind.__module__.startswith("pagedjax.")
+        if self._cache_directory is None or jax.default_backend() not in executable_cache.PLATFORMS or not is_ours:
+            return None
+        return ExecutableCache(self._cache_directory, [kind, loaded.config, functions, self.kernel_lines])
+
     def _longest(self, loaded: LoadedModel) -> int:
         """The longest request that block tables must hold; where it is AUTO, compiling can only lower it."""
         assert self._config.max_model_len is not None, "the engine resolves it"
@@ -404,6 +395,26 @@ class ModelRunner:
             weights=_num_bytes(jax.tree.leaves(nnx.state(loaded.model))), request_state=request_state,
             temporaries=temporaries,
         )  # fmt: skip
+
+
+def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[str]:
+    """Say which backend of each op this model runs on this device, and why."""
+    num_heads, num_kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+    x, q, heads, k_pool = (
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape in (
+            (1, model.hidden_size),
+            (1, num_heads, head_dim),
+            (1, num_heads + 2 * num_kv_heads, head_dim),
+            (1, num_kv_heads, block_size, head_dim),
+        )
+    )
+    backends = {
+        "paged_attention": paged_attention.default_backend(q, k_pool),
+        "rope_and_cache": rope_and_cache.default_backend(heads, k_pool),
+        "add_rms_norm": add_rms_norm.default_backend(x),
+    }
+    return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
 
 
 def _is_under_grammar(item: ScheduledRequest) -> bool:
