@@ -25,6 +25,7 @@ from pagedjax.execution.executables import (
     forward_name,
     temporary_bytes,
 )
+from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks
 from pagedjax.execution.model_input import is_decode_batch, pack_changes
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import (
@@ -37,6 +38,7 @@ from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
+from pagedjax.scheduling.swapping import BlockCopies
 from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
 
 
@@ -124,6 +126,8 @@ class ModelRunner:
         self._vocab_size = loaded.config.vocab_size
         self._num_heads, self._hidden_size = loaded.config.num_heads, loaded.config.hidden_size
         self._dtype = resolve_dtype(config.dtype, loaded.config)
+        one_block = kv_cache.block_bytes(loaded.config, block_size=config.block_size, dtype=self._dtype)
+        self._host_plan = HostPlan.build(config, one_block)
         self.buckets = BucketTable.build(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -165,6 +169,12 @@ class ModelRunner:
             "add_rms_norm": add_rms_norm.default_backend(x),
         }
         return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Start the copies that come before a step; none of them is waited for."""
+        num_compilations = self._compilations.count
+        self._kv_cache = self.host.carry_out(self._kv_cache, copies)
+        self.num_compilations_after_ready += self._compilations.count - num_compilations
 
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
         """Start one step; the arrays in what it returns are not ready yet."""
@@ -261,6 +271,7 @@ class ModelRunner:
         """Free the device arrays now rather than when the last reference goes."""
         for array in jax.tree.leaves((self._kv_cache, self._rows, self._wide)):
             array.delete()
+        self.host.close()
         self._leaves = ()
 
     def _decode(self, batch: list[ScheduledRequest], variant: str, began: float) -> jax.Array:
@@ -373,6 +384,10 @@ class ModelRunner:
                 functions, self.buckets, loaded.config, dtype=dtype, num_blocks=planned.num_blocks,
                 max_blocks=self._max_blocks, state=shapes_of((self._rows, self._wide, self._neutral)),
             )  # fmt: skip
+            pool = kv_cache.shapes(
+                loaded.config, num_blocks=planned.num_blocks, block_size=config.block_size, dtype=dtype
+            )
+            tasks += copy_tasks(self._host_plan, pool)
             self._executables = compile_all(tasks, phases, show_progress=show_progress)
             ledger = self._plan(loaded, request_state, temporary_bytes(tasks, self._executables))
             if ledger.num_blocks >= planned.num_blocks:
@@ -389,6 +404,10 @@ class ModelRunner:
         except jax.errors.JaxRuntimeError as error:
             raise ConfigError(kv_cache.not_allocated(ledger, str(error))) from error
         phases.end("pool allocation")
+        self.host = HostChunks(self._host_plan, self._executables, num_pool_blocks=ledger.num_blocks)
+        if self._host_plan.num_chunks:
+            self._kv_cache = self.host.prepare(self._kv_cache)
+            phases.end("pinning swap space")
 
     def _longest(self, loaded: LoadedModel) -> int:
         """The longest request that block tables must hold; where it is AUTO, compiling can only lower it."""
@@ -402,7 +421,7 @@ class ModelRunner:
         return kv_cache.plan(
             self._config, loaded.config, dtype=self._dtype, max_model_len=self._config.max_model_len or 0,
             weights=_num_bytes(jax.tree.leaves(nnx.state(loaded.model))), request_state=request_state,
-            temporaries=temporaries,
+            temporaries=temporaries, swap_staging=self._host_plan.staging_bytes,
         )  # fmt: skip
 
 
