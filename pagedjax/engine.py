@@ -27,6 +27,7 @@ from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResul
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
 from pagedjax.iteration_stats import Histogram, IterationStats
+from pagedjax.length_hint import LengthHint
 from pagedjax.loading import load_model
 from pagedjax.loading.generation_config import generation_defaults
 from pagedjax.loading.weights import LoadedModel
@@ -160,6 +161,7 @@ class LLMEngine:
         self._iterations = IterationStats(
             weight_bytes=ledger.weights, kv_bytes_per_token=ledger.block / self.config.block_size
         )
+        self._length_hint = LengthHint(max_model_len)
         self._running: dict[str, RunningRequest] = {}
         self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
         self._due: dict[str, None] = {}  # requests that finished outside a step: aborted ones
@@ -481,7 +483,12 @@ class LLMEngine:
 
     def _forget(self, request_id: str) -> None:
         for completion in self._running.pop(request_id).completions:
-            self._completions.pop(completion.request.request_id)
+            request = completion.request
+            del self._completions[request.request_id]
+            if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH):
+                hint = self._length_hint.note(request.num_tokens)
+                if hint is not None:
+                    logger.info("%s", hint)
 
 
 def _why_nothing_is_sampled(params: SamplingParams) -> str:
