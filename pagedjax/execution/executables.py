@@ -16,7 +16,7 @@ from pagedjax.execution.request_state import NUM_FIXED, write_masks, write_rows,
 from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions
 from pagedjax.models.config import ModelConfig
 
-PLAIN_VARIANTS = ("greedy", "random")  # need no wide rows
+PLAIN_VARIANTS = ("plain",)  # need no wide rows
 WIDE_VARIANTS = ("top_k", "full")
 
 

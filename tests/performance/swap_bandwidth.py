@@ -68,7 +68,7 @@ def measure(shape: Shape, pool: KVCache, num_moved: int, gib: float) -> KVCache:
     """One size of chunk and number of copies: alone, then beside a step."""
     plan = HostPlan.build(EngineConfig(swap_space=gib * 1.01), shape.block_bytes)
     began = time.perf_counter()
-    executables = compile_all(copy_tasks(plan, pool), PhaseTimes(), show_progress=False)
+    executables = compile_all(copy_tasks(plan, pool), PhaseTimes(), cache=None, show_progress=False)
     compiled = time.perf_counter()
     host = HostChunks(plan, executables, num_pool_blocks=pool[0][0].shape[0])
     pool = host.prepare(pool)
