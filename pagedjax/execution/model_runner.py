@@ -26,6 +26,7 @@ from pagedjax.execution.executables import (
     forward_name,
     temporary_bytes,
 )
+from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks
 from pagedjax.execution.model_input import is_decode_batch, pack_changes
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import (
@@ -39,6 +40,7 @@ from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
+from pagedjax.scheduling.swapping import BlockCopies
 from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
 
 
@@ -126,6 +128,8 @@ class ModelRunner:
         self._config = config
         self._vocab_size = loaded.config.vocab_size
         self._dtype = resolve_dtype(config.dtype, loaded.config)
+        one_block = kv_cache.block_bytes(loaded.config, block_size=config.block_size, dtype=self._dtype)
+        self._host_plan = HostPlan.build(config, one_block)
         self.kernel_lines = _kernel_lines(loaded.config, self._dtype, config.block_size)
         self.buckets = BucketTable.build(
             max_num_seqs=config.max_num_seqs,
@@ -148,6 +152,12 @@ class ModelRunner:
     @property
     def num_executables(self) -> int:
         return len(self._executables)
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Start the copies that come before a step; none of them is waited for."""
+        num_compilations = self._compilations.count
+        self._kv_cache = self.host.carry_out(self._kv_cache, copies)
+        self.num_compilations_after_ready += self._compilations.count - num_compilations
 
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
         """Start one step; the arrays in what it returns are not ready yet."""
@@ -245,6 +255,7 @@ class ModelRunner:
         """Free the device arrays now rather than when the last reference goes."""
         for array in jax.tree.leaves((self._kv_cache, self._rows, self._wide)):
             array.delete()
+        self.host.close()
         self._leaves = ()
 
     def _decode(self, batch: list[ScheduledRequest], variant: str, began: float) -> jax.Array:
@@ -357,6 +368,10 @@ class ModelRunner:
                 functions, self.buckets, loaded.config, dtype=dtype, num_blocks=planned.num_blocks,
                 max_blocks=self._max_blocks, state=shapes_of((self._rows, self._wide, self._neutral)),
             )  # fmt: skip
+            pool = kv_cache.shapes(
+                loaded.config, num_blocks=planned.num_blocks, block_size=config.block_size, dtype=dtype
+            )
+            tasks += copy_tasks(self._host_plan, pool)
             cache = self._executable_cache(loaded, functions)
             self._executables = compile_all(tasks, phases, cache=cache, show_progress=show_progress)
             ledger = self._plan(loaded, request_state, temporary_bytes(tasks, self._executables))
@@ -374,6 +389,10 @@ class ModelRunner:
         except jax.errors.JaxRuntimeError as error:
             raise ConfigError(kv_cache.not_allocated(ledger, str(error))) from error
         phases.end("pool allocation")
+        self.host = HostChunks(self._host_plan, self._executables, num_pool_blocks=ledger.num_blocks)
+        if self._host_plan.num_chunks:
+            self._kv_cache = self.host.prepare(self._kv_cache)
+            phases.end("pinning swap space")
 
     def _executable_cache(self, loaded: LoadedModel, functions: StepFunctions) -> ExecutableCache | None:
         """Return the cache of this engine's programs; None where it is off, or they hold code that is not our own."""
@@ -395,7 +414,7 @@ class ModelRunner:
         return kv_cache.plan(
             self._config, loaded.config, dtype=self._dtype, max_model_len=self._config.max_model_len or 0,
             weights=_num_bytes(jax.tree.leaves(nnx.state(loaded.model))), request_state=request_state,
-            temporaries=temporaries,
+            temporaries=temporaries, swap_staging=self._host_plan.staging_bytes,
         )  # fmt: skip
 
 
