@@ -23,8 +23,8 @@ from pagedjax.execution.sampler import sample
 from pagedjax.execution.step import find_slots, request_of_tokens
 from pagedjax.models.batch import AttentionBatch, KVCache
 
-DraftVariant = Literal["greedy", "full"]
-DRAFT_VARIANTS: tuple[DraftVariant, ...] = ("greedy", "full")
+DraftVariant = Literal["plain", "full"]  # of the sampler, see there
+DRAFT_VARIANTS: tuple[DraftVariant, ...] = ("plain", "full")
 
 
 class DraftFunctions:

@@ -4,7 +4,7 @@ A request's prompt is read when drafts are first wanted, and what plain steps ad
 draft model that is not used costs nothing but memory. Knows which blocks hold what it has read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from pagedjax.execution import kv_cache
-from pagedjax.execution.buckets import BucketTable, bucket_for, sizes_between
+from pagedjax.execution.buckets import BucketTable, bucket_for, sizes_up_to
 from pagedjax.execution.compilation import Task, jit_with, shapes_of
 from pagedjax.execution.executables import ints
 from pagedjax.execution.request_state import RowState
+from pagedjax.execution.row_input import has_filters
 from pagedjax.loading import LoadedModel
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest
@@ -23,7 +24,7 @@ from pagedjax.speculation.draft_model import DRAFT_VARIANTS, DraftFunctions, Dra
 from pagedjax.speculation.history import TokenHistory
 from pagedjax.speculation.proposer import Executables
 
-FIRST_BUCKET, GROWTH = 64, 4  # of tokens that are read at once
+READ_SIZES = (64, 256, 1024, 4096, 16384)  # of tokens that are read at once
 
 
 class DraftModelProposer:
@@ -42,8 +43,7 @@ class DraftModelProposer:
         self._history = history
         self._buckets = buckets
         self._dtype = jnp.dtype(dtype)
-        largest = buckets.tokens[-1]
-        self._token_buckets = sizes_between(min(FIRST_BUCKET, largest), largest, growth=GROWTH)
+        self._token_buckets = sizes_up_to(buckets.tokens[-1], READ_SIZES)
         self._max_new_blocks = 1 + max_draft_tokens // buckets.block_size  # of one row in one step
         self._leaves: tuple = ()
         self._kv_cache: list = []
@@ -86,6 +86,9 @@ class DraftModelProposer:
                 self._num_right_blocks[item.row] = 0
             self._right_blocks.difference_update(item.new_block_ids[num_cached:])
 
+    def forget_blocks(self, block_ids: Iterable[int]) -> None:
+        self._right_blocks.difference_update(block_ids)
+
     def num_missing(self, request: Request) -> int:
         return request.num_tokens - self._first_missing(request)
 
@@ -122,8 +125,8 @@ class DraftModelProposer:
             updates[:, : len(entries)] = np.array(entries, np.int32).T
         for item in drafting:
             self._note_right_blocks(item)
-        is_greedy = all(item.request.sampling_params.is_greedy for item in drafting)
-        return self._propose(state, rows, updates, "greedy" if is_greedy else "full", executables)
+        has_no_filters = not any(has_filters(item.request.sampling_params) for item in drafting)
+        return self._propose(state, rows, updates, "plain" if has_no_filters else "full", executables)
 
     def warm_up(self, state: RowState, executables: Executables) -> RowState:
         no_row = self._buckets.max_num_seqs

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pagedjax.scheduling.request import Request
+from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 from pagedjax.speculation.config import SpeculativeConfig
 from pagedjax.speculation.controller import Controller
@@ -53,7 +53,7 @@ class Speculation:
 
     def plan(self, running: Iterable[Request]) -> None:
         """Say how many drafts each running request verifies in the next step."""
-        decoding = [one for one in running if not one.is_finished and _is_decoding(one)]
+        decoding = [one for one in running if one.status is RequestStatus.RUNNING and _is_decoding(one)]
         limits = self._limits(decoding)
         chosen = self._controller.choose([one.request_id for one in decoding], limits=limits)
         self._is_reading = False
@@ -154,7 +154,7 @@ class Speculation:
 
 
 def _is_decoding(request: Request) -> bool:
-    """Whether the next step computes a request's newest token alone, and it has not just come."""
+    """Whether the next step computes a request's newest token alone."""
     return request.num_tokens_bound - request.num_computed_tokens == 1
 
 

@@ -1,6 +1,6 @@
 """What fills the drafts of rows: the protocol, the n-gram look-up behind it, and drafts that the host has made."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -44,6 +44,10 @@ class Proposer(Protocol):
         """Take note of the blocks that change hands in the step that is about to start."""
         ...
 
+    def forget_blocks(self, block_ids: Iterable[int]) -> None:
+        """Take note that what a draft model has in these blocks is not what the target has."""
+        ...
+
     def num_missing(self, request: Request) -> int:
         """Tokens that a model has to compute before it can draft for a request."""
         ...
@@ -82,6 +86,9 @@ class NgramProposer:
         pass
 
     def note_plan(self, scheduled: Sequence[ScheduledRequest]) -> None:
+        pass
+
+    def forget_blocks(self, block_ids: Iterable[int]) -> None:
         pass
 
     def num_missing(self, request: Request) -> int:
@@ -131,6 +138,9 @@ class HostProposer:
         pass
 
     def note_plan(self, scheduled: Sequence[ScheduledRequest]) -> None:
+        pass
+
+    def forget_blocks(self, block_ids: Iterable[int]) -> None:
         pass
 
     def num_missing(self, request: Request) -> int:

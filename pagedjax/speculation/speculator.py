@@ -27,6 +27,7 @@ from pagedjax.loading import LoadedModel
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest
+from pagedjax.scheduling.swapping import BlockCopies
 from pagedjax.speculation.config import SpeculativeConfig
 from pagedjax.speculation.draft_proposer import DraftModelProposer
 from pagedjax.speculation.history import TokenHistory
@@ -108,6 +109,10 @@ class Speculator:
         """Take what was compiled of `tasks`, and make the KV cache of a draft model."""
         self._executables = executables
         self._proposer.allocate(num_blocks)
+
+    def note_copies(self, copies: BlockCopies) -> None:
+        """Take note of what came back from host memory: K and V of the target alone."""
+        self._proposer.forget_blocks(block_id for copy in copies.landed for block_id in copy.block_ids if block_id)
 
     def num_missing(self, request: Request) -> int:
         """Tokens that a draft model has to read before it can draft for a request."""
@@ -195,8 +200,7 @@ class Speculator:
         """The cheapest variant of verification that covers every request of a batch."""
         wanted: VerifyVariant = "edited"
         if not any(map(needs_wide_row, params)):
-            sampler = sampling_variant(params)
-            wanted = sampler if sampler in ("greedy", "random") else "filtered"
+            wanted = "plain" if sampling_variant(params) == "plain" else "filtered"
         return wanted if wanted in self._variants else self._variants[-1]
 
     def _run_verify(

@@ -27,16 +27,16 @@ from pagedjax.execution.sampler import Variant, sample
 from pagedjax.execution.sampling_rows import SamplingRows
 from pagedjax.execution.step import StepFunctions, TokenLogprobs, record_tokens
 
-VerifyVariant = Literal["greedy", "random", "filtered", "edited", "standard"]
-"""What covers a batch: "filtered" all that changes no logit, "edited" everything. The sampler's variants are behind.
+VerifyVariant = Literal["plain", "filtered", "edited", "standard"]
+"""What covers a batch: "plain" any temperature, "filtered" all that changes no logit, "edited" everything.
 
 "standard" is the other rule of acceptance, see `execution.rejection`, for everything. "edited" and "standard" go from
 one position to the next, for what depends on the tokens in between; the others sample all positions of all rows at
-once. On a CPU that is no faster, and so "edited" stands for the two that are slow to compile.
+once. On a CPU that is no faster, and so "edited" stands for "filtered", which is slow to compile.
 """
 VERIFY_VARIANTS: dict[str, tuple[VerifyVariant, ...]] = {
-    "cpu": ("greedy", "edited"),
-    "gpu": ("greedy", "random", "filtered", "edited"),
+    "cpu": ("plain", "edited"),
+    "gpu": ("plain", "filtered", "edited"),
 }
 
 
@@ -96,7 +96,7 @@ class Verification:
                     leaves, state, wide, draft_masks, hidden, batch, drafts, positions, choose
                 )
             else:
-                sampler: Variant = "full" if variant == "filtered" else variant
+                sampler: Variant = "full" if variant == "filtered" else "plain"
                 tokens, is_valid = self._all_at_once(leaves, state, hidden, rows, drafts, positions, sampler)
             is_reached = reached((tokens[:, :-1] == drafts) & is_valid[:, :-1], num_drafts)
         is_new = is_reached & is_valid
