@@ -153,7 +153,7 @@ class HostChunks:
         if self._under_way:
             waiting = deque()
             for copy, array in self._under_way:
-                if array is not None and not array.is_ready():
+                if array is not None and not array.is_ready():  # pyright: ignore[reportAttributeAccessIssue]  untyped
                     waiting.append((copy, array))
                 elif array is None or _has_failed(array):
                     progress.failed.append(copy)
