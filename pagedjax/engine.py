@@ -445,7 +445,7 @@ class LLMEngine:
         if request.sampling_params.logprobs is not None and result.logprobs is not None and token_ids:
             scores = [_score_at(result.logprobs, result.logprob_rows[request.request_id])]
         if token_ids:
-            running.note_tokens()
+            running.note_tokens(result.read_time)
         matched, grammar = completion.push(token_ids, scores), completion.grammar
         if matched is not None:
             self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED, stop_reason=matched)
@@ -475,9 +475,10 @@ class LLMEngine:
             if running is None:
                 continue
             output = running.output()
-            if output is not None:
-                outputs.append(output)
-            if running.is_finished:
+            if output is None:
+                continue
+            outputs.append(output)
+            if output.finished:
                 self._forget(request_id)
         return outputs
 

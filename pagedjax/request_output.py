@@ -152,9 +152,8 @@ class RunningRequest:
                 token_id = self.new.prompt_token_ids[position]
                 self.prompt_logprobs.append(to_logprobs(token_id, score, count, self.tokenizer))
 
-    def note_tokens(self) -> None:
+    def note_tokens(self, now: float) -> None:
         """Record the time at which tokens arrived."""
-        now = time.monotonic()
         self.metrics.first_token_time = self.metrics.first_token_time or now
         self.metrics.last_token_time = now
 

@@ -11,7 +11,7 @@ SAMPLE_BUCKETS = {"cpu": (1, 16), "gpu": (8, 64)}  # and max_num_seqs
 # Sizes below a limit, which is always a bucket too; above the last they double. A CPU compiles slowly, and reads the
 # weights once however few rows there are. On a GPU a step of up to 256 tokens takes as long as reading the weights;
 # above, its time follows its tokens, padding included.
-DECODE_SIZES = {"cpu": (1, 4, 16, 64, 256, 1024), "gpu": (1, 8, 16, 32, 64, 128, 256, 384, 512)}
+DECODE_SIZES = {"cpu": (1, 4, 16, 64, 256, 1024), "gpu": (1, 8, 16, 32, 64, 128, 256, 320, 384, 448, 512)}
 TOKEN_SIZES = {"cpu": (16, 64, 256, 1024, 4096, 16384), "gpu": (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)}
 IS_FUSED = {"cpu": False, "gpu": True}  # one call a decode step saves a GPU a gap; apart, a CPU compiles half as much
 SCORE_ROWS = 64  # hidden rows scored at once for prompt_logprobs

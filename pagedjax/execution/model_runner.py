@@ -35,7 +35,7 @@ from pagedjax.execution.request_state import (
     neutral_sampler_rows,
 )
 from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
-from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
+from pagedjax.execution.step import StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.request import Request
@@ -93,6 +93,7 @@ class StepResult:
 
     token_ids: dict[str, list[int]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)  # logits were not finite
+    read_time: float = 0.0  # on time.monotonic(), when the arrays had come
     logprob_rows: dict[str, int] = field(default_factory=dict)
     logprobs: TokenLogprobs | None = None  # numpy, indexed by logprob_rows
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
@@ -198,18 +199,19 @@ class ModelRunner:
         began = time.perf_counter()
         result = StepResult()
         if step.result is not None:
-            table = np.asarray(step.result)
-            for row, item in enumerate(step.sampling):
+            table = np.asarray(step.result).tolist()
+            for row, (item, (token_id, _, is_finite)) in enumerate(zip(step.sampling, table, strict=False)):
                 request_id = item.request.request_id
-                result.token_ids[request_id] = [int(table[row, 0])]
+                result.token_ids[request_id] = [token_id]
                 result.logprob_rows[request_id] = row
-                if not table[row, RESULT_COLUMNS - 1]:
+                if not is_finite:
                     result.failed.add(request_id)
         if step.logprobs is not None:
             result.logprobs = jax.tree.map(np.asarray, step.logprobs)
         for score in step.scores:
             arrays = jax.tree.map(lambda leaf, count=score.count: np.asarray(leaf)[:count], score.logprobs)
             result.prompt_logprobs.append(PromptLogprobs(score.request, score.first_position, arrays))
+        result.read_time = time.monotonic()
         self.times.wait += time.perf_counter() - began
         return result
 

@@ -54,20 +54,24 @@ def sample(
       full    everything
     """
     logits = logits.astype(jnp.float32)
-    checked = jnp.where(logits < jnp.inf, logits, jnp.inf)  # NaN too, which a maximum may drop
     if variant == "plain":
 
         def draw_each() -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-            maximum = jnp.max(checked, axis=1)
+            maximum = jnp.max(_checked(logits), axis=1)
             draw = Draw(jnp.where(jnp.isfinite(maximum), maximum, 0), rows.temperature, rows.seeds, positions)
             return first_token(scores(draw, logits, all_token_ids(logits)))[0], maximum
 
         is_random = jnp.any(rows.temperature > 0)
-        token_ids, maximum = lax.cond(is_random, draw_each, lambda: first_token(checked))
+        token_ids, maximum = lax.cond(is_random, draw_each, lambda: first_token(_checked(logits)))
         is_valid = jnp.isfinite(maximum)
     else:
-        token_ids, is_valid = _sample_filtered(checked, positions, rows, has_wide_rows=variant == "full")
+        token_ids, is_valid = _sample_filtered(_checked(logits), positions, rows, has_wide_rows=variant == "full")
     return jnp.where(is_valid, token_ids, 0), is_valid
+
+
+def _checked(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """Turn NaN into infinity: a maximum may drop it. Inside a branch this is fused, across its border it is stored."""
+    return jnp.where(logits < jnp.inf, logits, jnp.inf)
 
 
 def _sample_filtered(
