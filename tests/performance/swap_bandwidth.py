@@ -58,7 +58,8 @@ def main() -> None:
     report(device=jax.devices()[0].device_kind, jax=jax.__version__, gib=gib)
     num_moved = int(gib * GIB) // shape.block_bytes // 64 * 64
     pool = make_pool(shape, 2 * num_moved + 1)
-    for chunk_mib, max_copies in ((16, host_chunks.MAX_COPIES), (16, 1), (16, 2), (16, 4), (16, 16), (4, 16), (64, 4)):
+    own = (host_chunks.CHUNK_BYTES >> 20, host_chunks.MAX_COPIES)
+    for chunk_mib, max_copies in (own, (16, 1), (32, 2), (32, 3), (64, 1), (64, 3), (64, 4), (128, 2)):
         host_chunks.CHUNK_BYTES, host_chunks.MAX_COPIES = chunk_mib << 20, max_copies
         host_chunks.MAX_CHUNK_BLOCKS = 64
         pool = measure(shape, pool, num_moved, gib)
