@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 CHUNK_BYTES = 64 << 20  # of a copy: to dispatch its jitted half takes a third of a millisecond, whatever the size
-MAX_CHUNK_BLOCKS = 32
+MAX_CHUNK_BLOCKS = 64
+MIN_CHUNKS = 8  # of the swap space: a request takes whole ones
 MAX_COPIES = 2  # under way at once: all of them take less time than a step, whose ids would wait behind more
 HOST_SHARE = 0.7  # of the host's memory, that may be pinned
 MEASURED_COPIES = 4
@@ -54,8 +55,8 @@ class HostPlan:
         Raises:
           ConfigError: the host has less memory, or a chunk does not fit.
         """
-        chunk_size = 1
-        while chunk_size < MAX_CHUNK_BLOCKS and 2 * chunk_size * block_bytes <= CHUNK_BYTES:
+        chunk_size, chunk_bytes = 1, min(CHUNK_BYTES, config.swap_space * GIB / MIN_CHUNKS)
+        while chunk_size < MAX_CHUNK_BLOCKS and 2 * chunk_size * block_bytes <= chunk_bytes:
             chunk_size *= 2
         limit = int(HOST_SHARE * host_memory_bytes())
         if config.swap_space * GIB > limit:
