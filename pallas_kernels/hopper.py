@@ -82,6 +82,11 @@ def wgmma_smem(shape: tuple[int, ...], dtype: Any) -> Any:
     return plgpu.SMEM(shape, dtype, transforms=(tiling((8, 64)), swizzle(128)))
 
 
+def load_rows(smem: Any) -> Any:
+    """Load a matrix that lies in SMEM as in GMEM; for 256 columns JAX 0.11 seeks a way without conflicts for ever."""
+    return plgpu.load(smem, layout=MATRIX, optimized=smem.shape[1] <= 128)
+
+
 def matmul(a_smem: Any, b_smem: Any, shape: tuple[int, int], issued: Callable[[], None] = lambda: None) -> Any:
     """A @ B in float32 with both operands in SMEM; `issued` runs between the start of the product and its end."""
 

@@ -21,6 +21,7 @@ def environ(monkeypatch):
     """What commands settle for the whole process: the memory share, caught here, and log levels, left alone."""
     shares = []
     monkeypatch.setattr(pagedjax.device, "reserve_device_memory", shares.append)
+    monkeypatch.setattr(pagedjax.device, "allow_pinned_memory", lambda num_gib: None)
     return shares
 
 

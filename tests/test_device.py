@@ -74,3 +74,21 @@ def test_a_memory_share_under_the_older_name_stays_alone():
     environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"}
     device.reserve_device_memory(0.7, environ)
     assert environ == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.3"}
+
+
+def test_pinned_memory_is_allowed_where_the_default_may_be_too_little_unless_the_environment_says_how_much():
+    small, large, set_already = {}, {}, {device.HOST_LIMIT_VARIABLE: "7"}
+    device.allow_pinned_memory(4.0, small)
+    device.allow_pinned_memory(99.5, large)
+    device.allow_pinned_memory(99.5, set_already)
+    assert (small, large) == ({}, {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "102"})
+    assert set_already == {device.HOST_LIMIT_VARIABLE: "7"}
+
+
+def test_a_container_has_no_more_host_memory_than_its_limit(tmp_path):
+    total = device.host_memory_bytes(tmp_path)
+    assert total > 1 << 28
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    for text, expected in (("max\n", total), (f"{1 << 27}\n", 1 << 27), (f"{1 << 62}\n", total)):
+        (tmp_path / "sys/fs/cgroup/memory.max").write_text(text)
+        assert device.host_memory_bytes(tmp_path) == expected

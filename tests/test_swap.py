@@ -186,8 +186,12 @@ def test_swap_space_that_cannot_be_is_refused_with_numbers(swap_space, message):
         host_chunks.HostPlan.build(EngineConfig(swap_space=swap_space), block_bytes=8 << 20)
 
 
-def test_swap_space_is_divided_into_chunks():
-    plan = host_chunks.HostPlan.build(EngineConfig(swap_space=1.0), block_bytes=2 << 20)
-    assert plan.num_chunks * plan.chunk_size * plan.block_bytes == 1 << 30
-    assert plan.staging_bytes <= 256 << 20
-    assert host_chunks.HostPlan.build(EngineConfig(), block_bytes=2 << 20).staging_bytes == 0
+@pytest.mark.parametrize(("swap_space", "chunk_size", "num_chunks"), [(0, 1, 0), (1.0, 32, 16), (0.1, 4, 12)])
+def test_swap_space_is_divided_into_chunks_that_are_no_large_part_of_it(
+    monkeypatch, swap_space, chunk_size, num_chunks
+):  # fmt: skip
+    monkeypatch.setattr(host_chunks, "MAX_CHUNK_BLOCKS", 64)
+    monkeypatch.setattr(host_chunks, "MAX_COPIES", 2)
+    plan = host_chunks.HostPlan.build(EngineConfig(swap_space=swap_space), block_bytes=2 << 20)
+    assert (plan.chunk_size, plan.num_chunks) == (chunk_size, num_chunks)
+    assert plan.staging_bytes == (4 * chunk_size * (2 << 20) if num_chunks else 0)

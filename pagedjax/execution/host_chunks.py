@@ -32,9 +32,10 @@ from pagedjax.scheduling.swapping import BlockCopies, CopyIn, CopyOut, CopyProgr
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
-CHUNK_BYTES = 16 << 20  # of a copy: large enough for the bus, small enough for a step's ids to wait behind a few
-MAX_CHUNK_BLOCKS = 16
-MAX_COPIES = 8  # under way at once, each with a staging buffer
+CHUNK_BYTES = 64 << 20  # of a copy: to dispatch its jitted half takes a third of a millisecond, whatever the size
+MAX_CHUNK_BLOCKS = 64
+MIN_CHUNKS = 8  # of the swap space: a request takes whole ones
+MAX_COPIES = 2  # under way at once: all of them take less time than a step, whose ids would wait behind more
 HOST_SHARE = 0.7  # of the host's memory, that may be pinned
 MEASURED_COPIES = 4
 
@@ -54,8 +55,8 @@ class HostPlan:
         Raises:
           ConfigError: the host has less memory, or a chunk does not fit.
         """
-        chunk_size = 1
-        while chunk_size < MAX_CHUNK_BLOCKS and 2 * chunk_size * block_bytes <= CHUNK_BYTES:
+        chunk_size, chunk_bytes = 1, min(CHUNK_BYTES, config.swap_space * GIB / MIN_CHUNKS)
+        while chunk_size < MAX_CHUNK_BLOCKS and 2 * chunk_size * block_bytes <= chunk_bytes:
             chunk_size *= 2
         limit = int(HOST_SHARE * host_memory_bytes())
         if config.swap_space * GIB > limit:
@@ -73,8 +74,8 @@ class HostPlan:
 
     @property
     def staging_bytes(self) -> int:
-        """Device memory of the staging buffers."""
-        return MAX_COPIES * self.chunk_size * self.block_bytes if self.num_chunks else 0
+        """Device memory of the staging buffers: of copies under way, and of as many that have landed just now."""
+        return 2 * MAX_COPIES * self.chunk_size * self.block_bytes if self.num_chunks else 0
 
     def lines(self, speed: CopySpeed, block_size: int) -> list[str]:
         """What is printed at start."""
@@ -153,7 +154,7 @@ class HostChunks:
         if self._under_way:
             waiting = deque()
             for copy, array in self._under_way:
-                if array is not None and not array.is_ready():
+                if array is not None and not array.is_ready():  # pyright: ignore[reportAttributeAccessIssue]  untyped
                     waiting.append((copy, array))
                 elif array is None or _has_failed(array):
                     progress.failed.append(copy)
@@ -162,7 +163,7 @@ class HostChunks:
                     self._landed[copy] = array
             self._under_way = waiting
         if self.plan.num_chunks:
-            progress.num_startable = MAX_COPIES - len(self._under_way) - len(self._landed)
+            progress.num_startable = MAX_COPIES - len(self._under_way)
         return progress
 
     def carry_out(self, kv_cache: KVCache, copies: BlockCopies) -> KVCache:
@@ -194,8 +195,7 @@ class HostChunks:
         Raises:
           ConfigError: the host does not give as much.
         """
-        ids = self._padded([])
-        staging = self._executables["gather blocks"](kv_cache, ids)
+        staging = self._executables["gather blocks"](kv_cache, self._padded([]))
         try:
             if staging.device.platform == "gpu":  # its allocator keeps what it has pinned once, which takes a while
                 jax.block_until_ready([transfer(staging, self._host) for _ in range(self.plan.num_chunks)])
@@ -205,15 +205,25 @@ class HostChunks:
                 f"swap_space is {self.plan.num_chunks * staging.nbytes / GIB:.2f} GiB, the host does not give that "
                 f"much pinned memory: {str(error).splitlines()[0]}; lower --swap-space, or raise {HOST_LIMIT_VARIABLE}"
             ) from error
-        jax.block_until_ready(transfer(chunk, self._device))
+        kv_cache = self._measure_in(kv_cache, chunk)[0]  # the first run of an executable on a GPU takes longer
+        seconds_out = self._measure_out(kv_cache)
+        kv_cache, seconds_in = self._measure_in(kv_cache, chunk)
+        self.speed = CopySpeed(seconds_out, seconds_in)
+        return kv_cache
+
+    def _measure_out(self, kv_cache: KVCache) -> float:
         began = time.perf_counter()
-        jax.block_until_ready([transfer(staging, self._host) for _ in range(MEASURED_COPIES)])
-        middle = time.perf_counter()
-        jax.block_until_ready([transfer(chunk, self._device) for _ in range(MEASURED_COPIES)])
-        end = time.perf_counter()
-        self.speed = CopySpeed((middle - began) / MEASURED_COPIES, (end - middle) / MEASURED_COPIES)
+        staging = [self._executables["gather blocks"](kv_cache, self._padded([])) for _ in range(MEASURED_COPIES)]
+        jax.block_until_ready([transfer(array, self._host) for array in staging])
+        return (time.perf_counter() - began) / MEASURED_COPIES
+
+    def _measure_in(self, kv_cache: KVCache, chunk: jax.Array) -> tuple[KVCache, float]:
+        began = time.perf_counter()
         nowhere = np.full(self.plan.chunk_size, self._num_pool_blocks, np.int32)
-        return self._executables["scatter blocks"](kv_cache, staging, nowhere)
+        for array in [transfer(chunk, self._device) for _ in range(MEASURED_COPIES)]:
+            kv_cache = self._executables["scatter blocks"](kv_cache, array, nowhere)
+        jax.block_until_ready(kv_cache)
+        return kv_cache, (time.perf_counter() - began) / MEASURED_COPIES
 
     def close(self) -> None:
         """Free the host memory."""

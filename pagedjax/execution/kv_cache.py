@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pagedjax.config import AUTO, CPU_KV_CACHE_BYTES, EngineConfig
 from pagedjax.device import MEMORY_SHARE_VARIABLES
@@ -32,7 +33,7 @@ def block_bytes(model: ModelConfig, *, block_size: int, dtype: jnp.dtype) -> int
     return values * jnp.dtype(dtype).itemsize
 
 
-def shapes(model: ModelConfig, *, num_blocks: int, block_size: int, dtype: jnp.dtype) -> list[tuple[Any, Any]]:
+def shapes(model: ModelConfig, *, num_blocks: int, block_size: int, dtype: DTypeLike) -> list[tuple[Any, Any]]:
     """The pool as shapes."""
     pool = jax.ShapeDtypeStruct((num_blocks, model.num_kv_heads, block_size, model.head_dim), dtype)
     return [(pool, pool)] * model.num_layers

@@ -15,7 +15,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.hopper import LOG2E, MASKED, MATRIX, PER_ROW, ROWS, accumulate, interpretation, matmul, wgmma_smem
+from pallas_kernels.hopper import (
+    LOG2E,
+    MASKED,
+    MATRIX,
+    PER_ROW,
+    ROWS,
+    accumulate,
+    interpretation,
+    load_rows,
+    matmul,
+    wgmma_smem,
+)
 from pallas_kernels.paged_attention import mosaic_work as work
 from pallas_kernels.paged_attention.tuning import DecodeTuning
 
@@ -198,7 +209,7 @@ def _kernel(
             heads = pl.ds(head * group, group)
             plgpu.copy_gmem_to_smem(q.at[token, heads], own.at[pl.ds(0, group)], q_loaded.at[stream])
             plgpu.barrier_wait(q_loaded.at[stream])
-            q_smem[stream] = plgpu.load(own, layout=MATRIX)
+            q_smem[stream] = load_rows(own)
             plgpu.commit_smem()
 
             def attend(i, carry, *, is_masked):

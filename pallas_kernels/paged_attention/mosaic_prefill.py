@@ -15,7 +15,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.hopper import LOG2E, MASKED, MATRIX, PER_ROW, ROWS, accumulate, interpretation, matmul, wgmma_smem
+from pallas_kernels.hopper import (
+    LOG2E,
+    MASKED,
+    MATRIX,
+    PER_ROW,
+    ROWS,
+    accumulate,
+    interpretation,
+    load_rows,
+    matmul,
+    wgmma_smem,
+)
 from pallas_kernels.paged_attention.tuning import PrefillTuning
 
 # Columns of the table of query tiles
@@ -195,7 +206,7 @@ def _kernel(
             plgpu.barrier_arrive(v_free.at[i])
 
         plgpu.barrier_wait(q_loaded)
-        q_smem[own] = plgpu.load(staging.at[own], layout=MATRIX)
+        q_smem[own] = load_rows(staging.at[own])
         plgpu.commit_smem()
         pl.when(warpgroup == 1)(lambda: meet(turn))
         shift = token - jnp.minimum(token, num_tokens - tile_tokens)  # rows that a tile at the end of q has before it

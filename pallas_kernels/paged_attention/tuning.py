@@ -49,5 +49,13 @@ class PrefillTuning:
 
 
 # By head_dim; H200, 2026-11, bfloat16, 32 query heads over 8.
-DECODE = {64: DecodeTuning(streams=2, tile=64, stages=4, min_tiles=1), 128: DecodeTuning(2, 64, 2, 1)}
-PREFILL = {64: PrefillTuning(warpgroups=2, kv_tile=128, stages=2), 128: PrefillTuning(2, 128, 2)}
+DECODE = {
+    64: DecodeTuning(streams=2, tile=64, stages=4, min_tiles=1),
+    128: DecodeTuning(2, 64, 2, 1),
+    256: DecodeTuning(1, 64, 2, 1),
+}
+PREFILL = {
+    64: PrefillTuning(warpgroups=2, kv_tile=128, stages=2),
+    128: PrefillTuning(2, 128, 2),
+    256: PrefillTuning(2, 64, 1),
+}

@@ -17,11 +17,11 @@ MIB = 1 << 20
 BLOCK = 2 * 8 * 4  # bytes: K and V, one layer of one head of one float32, 8 tokens
 
 
-def plan(*, weights=0, request_state=0, temporaries=0, **options):
+def plan(*, weights=0, request_state=0, temporaries=0, swap_staging=0, **options):
     config = resolve(EngineConfig(block_size=8, **options), max_position_embeddings=256, platform="cpu")
     return kv_cache.plan(
         config, FAKE_CONFIG, dtype=jnp.dtype("float32"), max_model_len=config.max_model_len, weights=weights,
-        request_state=request_state, temporaries=temporaries,
+        request_state=request_state, temporaries=temporaries, swap_staging=swap_staging,
     )  # fmt: skip
 
 
@@ -49,6 +49,15 @@ def test_auto_follows_the_bytes_that_are_left(gpu):
     left = 21 * BLOCK
     ledger = plan(temporaries=int(0.9 * (2 << 30)) - (1 << 30) - 10 * MIB - left, max_model_len="auto")
     assert (ledger.num_blocks, ledger.max_model_len) == (21, 160)
+
+
+def test_staging_buffers_for_swapped_blocks_are_in_the_ledger_and_cost_blocks(gpu):
+    options = {"weights": int(0.9 * (2 << 30)) - (1 << 30) - 10 * MIB - 50 * BLOCK, "max_model_len": 64}
+    gpu["bytes_in_use"] += options["weights"]
+    without, ledger = plan(**options), plan(**options, swap_staging=20 * BLOCK)
+    assert (without.num_blocks, ledger.num_blocks) == (50, 30)
+    assert ("staging for swapped blocks", 20 * BLOCK) in ledger.rows()
+    assert not any("swapped" in name for name, _ in without.rows())
 
 
 def test_auto_is_an_error_where_not_even_one_block_fits():

@@ -41,6 +41,7 @@ def _few_workers(monkeypatch):
         (DECODE, (7, 1), 128, 16, jnp.bfloat16, {}),
         (SHARED, (4, 2), 64, 32, jnp.float16, {"window": 30, "soft_cap": 1.5, "sinks": True}),
         (VERIFYING, (4, 2), 64, 16, jnp.bfloat16, {"window": 100}),
+        ([(1, 130), (70, 90), (1, 5)], (2, 1), 256, 16, jnp.bfloat16, {"window": 80}),
         (MIXED, (4, 1), 128, 16, jnp.bfloat16, {"soft_cap": 2.0}),
         (MIXED, (3, 1), 64, 64, jnp.bfloat16, {"window": 60, "sinks": True}),
     ],
@@ -76,7 +77,7 @@ def test_garbage_that_no_request_owns_cannot_change_a_bit(lens):
     ("changes", "message"),
     [
         ({"dtype": jnp.float32}, "built are bfloat16 and float16"),
-        ({"head_dim": 96}, "head_dim is 96; built are 64, 128"),
+        ({"head_dim": 96}, "head_dim is 96; built are 64, 128, 256"),
         ({"block_size": 8}, "block_size is 8; built are 16, 32, 64"),
         ({"heads": (130, 2)}, "65 query heads share a KV head; built are up to 64"),
     ],

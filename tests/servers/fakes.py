@@ -156,6 +156,9 @@ class FakeEngine:
         return {
             "num_requests_running": float(len(self.requests)),
             "num_requests_waiting": 0.0,
+            "num_requests_swapped": 0.0,
+            "cpu_cache_usage_perc": 0.0,
+            **dict.fromkeys(("swap_out_blocks", "swap_in_blocks", "swap_out_bytes", "swap_in_bytes"), 0.0),
             "kv_cache_usage_perc": len(self.requests) / 100,
             "num_preemptions": 0.0,
             "prefix_cache_queries": float(self.num_prompt_tokens),

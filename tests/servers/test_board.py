@@ -96,6 +96,8 @@ def test_a_request_of_several_prompts_is_one_row():
     views = [RequestView(f"a-{i}", status, 10, i, 5, 16, 2, 0, 1) for i, status in ((0, "waiting"), (1, "running"))]
     (row,) = request_table([opened], views)
     assert (row["id"], row["status"], row["prompt_tokens"], row["output_tokens"]) == ("cmpl-1", "running", 20, 1)
+    away = [RequestView("a-0", "swapped", 10, 0, 5, 16, 2, 0, 1)]
+    assert request_table([opened], away)[0]["status"] == "swapped"
     assert request_table([opened], [])[0]["status"] == "ending"
 
 

@@ -52,7 +52,13 @@ async def test_names_that_dashboards_read_are_there_before_the_first_request(htt
     for name in (
         "num_requests_running",
         "num_requests_waiting",
+        "num_requests_swapped",
         "kv_cache_usage_perc",
+        "cpu_cache_usage_perc",
+        "swap_out_blocks_total",
+        "swap_in_blocks_total",
+        "swap_out_bytes_total",
+        "swap_in_bytes_total",
         "num_preemptions_total",
         "prefix_cache_queries_total",
         "prefix_cache_hits_total",
