@@ -19,11 +19,15 @@ from typing import Literal
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.block_pool import BlockPool
+from pagedjax.scheduling.deadlines import Deadlines
 from pagedjax.scheduling.fair_share import FairShare
+from pagedjax.scheduling.host_pool import HostPool
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
+from pagedjax.scheduling.preemption import PreemptionCosts
 from pagedjax.scheduling.prefix_cache import PrefixCache
-from pagedjax.scheduling.request import Request, RequestStatus
+from pagedjax.scheduling.request import LAST_UNFINISHED, Request, RequestStatus
+from pagedjax.scheduling.swapping import BlockCopies, CopyProgress, Swapping
 
 MAX_PREEMPTIONS = 3  # of one request; a lower limit reserves blocks early and costs throughput where the watermark is 0
 
@@ -46,11 +50,13 @@ class ScheduledRequest:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """What one step computes."""
+    """What one step computes, and the copies between device and host that come before it."""
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     num_tokens: int = 0
+    copies: BlockCopies = field(default_factory=BlockCopies)
     preempted: list[Request] = field(default_factory=list)
+    timed_out: list[Request] = field(default_factory=list)
     finished_requests: list[Request] = field(default_factory=list)  # their blocks and rows were freed just now
 
 
@@ -62,10 +68,17 @@ class Scheduler:
     is served and admitted first and the worst is preempted first. Under "priority" a waiting request may also preempt
     running ones of a lower priority.
 
-        WAITING -> RUNNING -> FINISHED_*      from WAITING and PREEMPTED too: aborted
-                    |   ^
-                    v   |
-                  PREEMPTED
+        WAITING ----> RUNNING ----> FINISHED_*          aborted, failed or timed out: from everywhere
+           |        |  ^ |  ^
+           |        v  | |  |
+           |  PREEMPTED| |  +---------------+
+           |        |  | v                  |
+           |        |  | SWAPPING_OUT -> SWAPPED        with blocks still on the device, and without
+           |        |  |    |               |
+           +--------+--+----+-> SWAPPING_IN <           with a row and blocks, waiting for their content
+
+    A preempted request computes its tokens again or is swapped out to host memory (`preemption`, `swapping`). In all
+    states left of SWAPPING_IN it waits in the queue; it comes back through SWAPPING_IN if the host has blocks of it.
 
     An overloaded pool ends in a queue: admission leaves `watermark` of the blocks to those that run, and a request that
     was preempted `max_preemptions` times is admitted with all blocks it can ever need, and left alone.
@@ -85,6 +98,9 @@ class Scheduler:
         max_preemptions: int = MAX_PREEMPTIONS,
         watermark: float = 0.0,
         pacing: Pacing | None = None,
+        num_host_chunks: int = 0,
+        chunk_size: int = 1,
+        preemption_costs: PreemptionCosts | None = None,
     ) -> None:
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -95,6 +111,11 @@ class Scheduler:
         self.pacing = pacing or Pacing()
         self.prefix_cache = PrefixCache(block_size, enabled=enable_prefix_caching)
         self.pool = BlockPool(num_blocks, self.prefix_cache)
+        host_pool = HostPool(num_host_chunks, chunk_size)
+        self.swapping = Swapping(
+            self.pool, host_pool, preemption_costs or PreemptionCosts(),
+            num_ahead=max_num_batched_tokens // block_size + max_num_seqs,
+        )  # fmt: skip
         self.pinned = PinnedPrefixes(self.pool, num_reserved=self._num_blocks(max_model_len))
         is_ample = self.pool.capacity >= max_num_seqs * self._num_blocks(max_model_len)  # nobody ever runs short
         self.num_watermark_blocks = 0 if is_ample else int(watermark * self.pool.capacity)
@@ -105,6 +126,7 @@ class Scheduler:
         self._prompt_budget = 0  # of the iteration under way: tokens in chunks of more than one
         self._finished: list[Request] = []  # not reaped yet
         self._fair_share = FairShare()
+        self._deadlines = Deadlines()
         self._free_rows = list(range(max_num_seqs))  # a heap: the smallest first keeps the batch dense
         self._serial = count()
 
@@ -122,14 +144,20 @@ class Scheduler:
         rank = (request.priority,) if self.policy == "priority" else ()
         request.order = (*rank, stamp, next(self._serial))
         self.requests[request.request_id] = request
+        self._deadlines.add(request)
         insort(self.waiting, request, key=_by_order)
 
-    def schedule(self, now: float = 0.0) -> SchedulerOutput:
-        """Plan the next step. An empty plan means that everything waits for tokens in flight, or that there is no work.
+    def schedule(self, now: float = 0.0, progress: CopyProgress | None = None) -> SchedulerOutput:
+        """Plan the next step. An empty plan: everything waits for tokens or copies under way, or there is no work.
 
-        Finished requests give back their blocks and row here and nowhere else. `now` is on the arrival times' clock.
+        Finished requests give back their blocks and row here and nowhere else. `now` is on the arrival times' clock,
+        `progress` what became of the copies of earlier plans.
         """
-        output = SchedulerOutput(finished_requests=self._reap())
+        timed_out = self._deadlines.expired(now)
+        for request in timed_out:
+            self.finish(request, RequestStatus.FINISHED_TIMEOUT)
+        output = SchedulerOutput(finished_requests=self._reap(), timed_out=timed_out)
+        output.copies = self.swapping.begin(progress or CopyProgress())
         max_prompt_tokens = self.pacing.max_prompt_tokens(self.running)
         self._prompt_budget = self.max_num_batched_tokens if max_prompt_tokens is None else max_prompt_tokens
         is_open = self.pacing.admits(self.waiting, now, is_idle=not self.running)
@@ -137,7 +165,8 @@ class Scheduler:
             self._make_room(output.preempted)
         self._serve(list(self.running), output, num_behind=len(self.running))
         if is_open and output.num_tokens < self.max_num_batched_tokens:
-            self._serve(self._admissions(output), output, is_new_row=True)
+            self._serve(self._admissions(output), output)
+        self.swapping.end()
         return output
 
     def update(
@@ -148,13 +177,15 @@ class Scheduler:
         Tokens of requests that have finished meanwhile are dropped. A failed request ends in FINISHED_ERROR, without
         new tokens, and none of its blocks, save pinned ones, will be found by the prefix cache.
         """
-        confirmed, last_unfinished = [], RequestStatus.PREEMPTED
+        confirmed, last_unfinished = [], LAST_UNFINISHED  # a local name: this loop runs for every token
         for share in output.scheduled:
             request = share.request
             if request.status > last_unfinished:
                 continue
             if failed and request.request_id in failed:
-                self.prefix_cache.forget(self.pinned.others(request.block_ids))
+                suspects = request.block_ids + self.prefix_cache.blocks_of(request)  # preempted, it has none itself
+                self.prefix_cache.forget(self.pinned.others(suspects))
+                self.swapping.host_pool.forget(request.block_hashes)
                 self.finish(request, RequestStatus.FINISHED_ERROR)
                 confirmed.append((request, []))
             elif share.samples:
@@ -179,6 +210,11 @@ class Scheduler:
         self._finished.append(request)
         self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
 
+    def note_step(self, *, num_requests: int, num_tokens: int, seconds: float) -> None:
+        """Take note of a step that sampled: its requests, its tokens and how long the device took."""
+        self.pacing.note_step(num_requests=num_requests, num_tokens=num_tokens, seconds=seconds)
+        self.swapping.costs.note_step(num_requests=num_requests, num_tokens=num_tokens, seconds=seconds)
+
     def abort(self, request_id: str) -> Request | None:
         """End a request on its owner's behalf; return it, or None if there is no such unfinished request."""
         request = self.requests.get(request_id)
@@ -195,8 +231,12 @@ class Scheduler:
         return sum(not request.is_finished for request in self.running)
 
     @property
+    def num_swapped(self) -> int:
+        return sum(request.is_swapped and not request.is_finished for request in self.waiting)
+
+    @property
     def num_waiting(self) -> int:
-        return len(self.requests) - self.num_running
+        return len(self.requests) - self.num_running - self.num_swapped
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters under their metric names; prefix cache counts are tokens, evictions blocks."""
@@ -204,6 +244,7 @@ class Scheduler:
         return {
             "num_requests_running": self.num_running,
             "num_requests_waiting": self.num_waiting,
+            "num_requests_swapped": self.num_swapped,
             "kv_cache_usage_perc": self.pool.num_used / self.pool.capacity,
             "num_blocks_used": self.pool.num_used,
             "num_blocks_cached": len(self.prefix_cache),
@@ -215,6 +256,7 @@ class Scheduler:
             "prefix_cache_resumed_queries": cache.resumed_queries,
             "prefix_cache_resumed_hits": cache.resumed_hits,
             "prefix_cache_evictions": cache.evictions,
+            **self.swapping.stats(),
         }
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
@@ -226,19 +268,23 @@ class Scheduler:
         if self.pinned.num_blocks or (self.num_running and not reset_running_requests):
             return False
         for request in [request for request in self.running if not request.is_finished]:
-            self._preempt(request)
+            self._preempt(request, may_swap=False)
+        self.swapping.clear([request for request in self.waiting if request.is_swapped])
         self.prefix_cache.clear()
         return True
 
     def check_integrity(self) -> None:
         """Raise AssertionError, with a sentence, if queues, rows, blocks and hashes contradict each other."""
-        self.pool.check_integrity([*(request.block_ids for request in self.running), *self.pinned.block_tables()])
+        everybody = [*self.running, *self.waiting]
+        self.pool.check_integrity([*(request.block_ids for request in everybody), *self.pinned.block_tables()])
+        self.swapping.check_integrity(everybody)
         self.pinned.check_integrity()
         rows = [request.row for request in self.running]
         assert len({*rows, *self._free_rows}) == len(rows) + len(self._free_rows), "a row has two owners"
-        assert not any(request.block_ids or request.row is not None for request in self.waiting), (
-            "a waiting request holds blocks or a row"
-        )
+        for request in self.waiting:
+            is_leaving = request.is_swapping_out or request.is_finished
+            assert request.row is None, "a waiting request holds a row"
+            assert is_leaving or not request.block_ids, "a waiting request holds blocks"
         for queue in (self.running, self.waiting):
             assert queue == sorted(queue, key=_by_order), "a queue is out of order"
         for request in self.running:
@@ -277,13 +323,10 @@ class Scheduler:
         for request in finished:
             queue = self.waiting if request.row is None else self.running
             del queue[bisect_left(queue, request.order, key=_by_order)]
-            if request.row is not None:
-                self._release(request)
+            self._release(request)
         return finished
 
-    def _serve(
-        self, requests: Iterable[Request], output: SchedulerOutput, *, num_behind: int = 0, is_new_row: bool = False
-    ) -> None:
+    def _serve(self, requests: Iterable[Request], output: SchedulerOutput, *, num_behind: int = 0) -> None:
         """Plan the next tokens of requests in their order until the budget is spent: the one scheduling rule.
 
         A chunk leaves a token of the budget to each of the `num_behind` requests that it might starve.
@@ -292,8 +335,8 @@ class Scheduler:
         scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
         for request in requests:
             num_behind -= 1
-            if request.row is None:
-                continue  # preempted just now for a better one
+            if request.row is None or request.status is RequestStatus.SWAPPING_IN:
+                continue  # preempted just now for a better one, or without its content yet
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
             if bound >= request.max_num_tokens:
                 continue  # what is in flight completes it
@@ -315,7 +358,9 @@ class Scheduler:
                 request.num_tokens_bound = bound + 1
             if num_new > 1:
                 self.prefix_cache.register(request)  # requests admitted to this very step may share it
+            is_new_row = request.is_new_row
             if is_new_row:
+                request.is_new_row = False
                 num_blocks, new_block_ids = 0, list(request.block_ids)
             scheduled.append(
                 ScheduledRequest(request, row, num_new, context_len, new_block_ids, num_blocks, is_new_row, samples)
@@ -330,12 +375,14 @@ class Scheduler:
         self.prefix_cache.register(request)  # generated tokens have filled a block
         num_needed = self._num_blocks(seq_len) - len(request.block_ids)
         while num_needed > self.pool.num_free:
+            if self.swapping.cut_short():
+                continue
             victim = next(other for other in reversed(self.running) if not self._is_settled(other))
             self._preempt(victim)
             preempted.append(victim)
             if victim is request:
                 return ()
-        new_block_ids = self.pool.allocate(num_needed)
+        new_block_ids = self._allocate(num_needed)
         request.block_ids += new_block_ids
         return new_block_ids
 
@@ -345,7 +392,7 @@ class Scheduler:
 
     def _make_room(self, preempted: list[Request]) -> None:
         """Preempt requests of lower priority, the worst first, if that lets the head of the queue be admitted."""
-        if not self.waiting or self.waiting[0].num_in_flight:
+        if not self.waiting or self.waiting[0].num_in_flight or self.waiting[0].is_swapping_out:
             return
         head = self.waiting[0]
         victims = [r for r in self.running if r.priority > head.priority and not self._is_settled(r)]
@@ -364,22 +411,28 @@ class Scheduler:
         num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(cached))
         others = [other for other in self.running if other not in victims]
         num_promised = sum(self._num_missing_blocks(r) for r in others if r.num_computed_tokens < r.num_tokens)
-        num_available = self.pool.num_free + num_freed - num_promised - self._num_spare(others)
+        num_leaving = len(self.pool.freed_by(self.swapping.leaving_blocks).difference(cached))
+        num_available = self.pool.num_free + num_freed + num_leaving - num_promised - self._num_spare(others)
         return self._num_taken(request, cached) <= num_available
 
-    def _preempt(self, victim: Request) -> None:
-        """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps."""
+    def _preempt(self, victim: Request, *, may_swap: bool = True) -> None:
+        """Send a request back to waiting: it goes to the host, or computes again what the prefix cache loses."""
         del self.running[bisect_left(self.running, victim.order, key=_by_order)]
-        self._release(victim)
+        if may_swap and self.swapping.swap_out(victim):
+            self._release_row(victim)
+        else:
+            self._release(victim)
+            victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
-        victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         self.num_preemptions += 1
         insort(self.waiting, victim, key=_by_order)
 
     def _admissions(self, output: SchedulerOutput) -> Iterator[Request]:
         """Admit waiting requests in order while rows and blocks last; nobody overtakes the head."""
-        num_promised = sum(self._num_missing_blocks(share.request) for share in output.scheduled if not share.samples)
+        unfinished = [share.request for share in output.scheduled if not share.samples]
+        unfinished += [request for request in self.running if request.status is RequestStatus.SWAPPING_IN]
+        num_promised = sum(self._num_missing_blocks(request) for request in unfinished)
         while self.waiting and self._prompt_budget and self._admit(self.waiting[0], num_promised):
             request = self.waiting.pop(0)
             yield request
@@ -390,7 +443,7 @@ class Scheduler:
 
         Only the blocks of its first chunk are taken soon. The others are promised: no later admission counts on them.
         """
-        if not self._free_rows or request.num_in_flight:
+        if not self._free_rows or request.num_in_flight or request.is_swapping_out:
             return False  # with its row a preempted request lost its token in flight: it goes on once that was read
         cached = self.prefix_cache.match(request)
         if self._num_taken(request, cached) > self.pool.num_free - num_promised - self._num_spare(self.running):
@@ -398,14 +451,17 @@ class Scheduler:
         self.pool.retain(cached)  # before anything is allocated, which could evict them
         num_cached_tokens = len(cached) * self.block_size
         self.prefix_cache.record(request, num_cached_tokens)
+        num_on_host = self.swapping.hold(request, len(cached))
         if request.num_preemptions == 0:
-            request.num_cached_tokens = num_cached_tokens
+            request.num_cached_tokens = num_cached_tokens + num_on_host * self.block_size
         request.num_computed_tokens = request.num_registered_tokens = num_cached_tokens
-        request.block_ids = cached
+        num_needed = num_on_host
         if self._is_settled(request):
-            request.block_ids += self.pool.allocate(self._num_blocks(request.max_num_tokens) - len(cached))
-        request.row = heapq.heappop(self._free_rows)
+            num_needed = self._num_blocks(request.max_num_tokens) - len(cached)
+        request.block_ids = cached + self._allocate(num_needed)
+        request.row, request.is_new_row = heapq.heappop(self._free_rows), True
         request.status = RequestStatus.RUNNING
+        self.swapping.swap_in(request)
         self._fair_share.note_started(request.order[-2])
         insort(self.running, request, key=_by_order)
         return True
@@ -420,11 +476,21 @@ class Scheduler:
         return self._num_blocks(num_tokens) - len(cached) + self.pool.num_idle(cached)
 
     def _release(self, request: Request) -> None:
-        assert request.row is not None, "only a running request has something to release"
+        self.swapping.drop(request)
         self.pool.release(request.block_ids)
         request.block_ids = []
+        if request.row is not None:
+            self._release_row(request)
+
+    def _release_row(self, request: Request) -> None:
+        assert request.row is not None, "only a running request has a row"
         heapq.heappush(self._free_rows, request.row)
         request.row = None
+
+    def _allocate(self, num_blocks: int) -> list[int]:
+        """Take free blocks; prefixes that they hold go to the host, if there is one."""
+        self.swapping.write_back(num_blocks)
+        return self.pool.allocate(num_blocks)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
