@@ -24,7 +24,6 @@ NOT_BUILT: dict[str, tuple[Any, str]] = {
     "pipeline_parallel_size": (1, "is not built yet; leave it at 1"),
     "data_parallel_size": (1, "is not built yet; leave it at 1 and run several servers"),
     "quantization": (None, "is not built yet; leave it out (a .gguf file is expanded to --dtype when it loads)"),
-    "speculative_config": (None, "is not built yet; leave it out"),
     "enable_chunked_prefill": (True, "is refused: long prompts are always split; lower --max-model-len to bound them"),
     "trust_remote_code": (False, "is refused: code from model repositories is never run; leave it out"),
 }
@@ -37,7 +36,8 @@ class EngineConfig:
     model: str = option(
         "demo",
         "Hugging Face directory or hub name, .gguf file, Orbax directory, 'demo' for the embedded "
-        "SmolLM2-135M-Instruct, or 'dummy:llama-8b' and 'dummy:qwen3-0.6b' for random weights of these shapes.",
+        "SmolLM2-135M-Instruct, or 'dummy:llama-8b', 'dummy:llama-0.5b' and 'dummy:qwen3-0.6b' for random weights of "
+        "these shapes.",
         positional=True,
     )
     tokenizer: str | None = option(None, "Tokenizer directory or hub name; the model's own if unset.")
@@ -152,6 +152,13 @@ class EngineConfig:
     def model_name(self) -> str:
         """The name clients see."""
         return self.served_model_name or self.model
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """How to speculate, checked and complete."""
+        config = self.speculative_config
+        assert config is None or isinstance(config, SpeculativeConfig), "it was parsed"
+        return config
 
     @property
     def has_dummy_weights(self) -> bool:

@@ -116,7 +116,6 @@ def test_a_bad_value_names_the_value_and_the_limit(name, value, message):
         ("pipeline_parallel_size", 2),
         ("data_parallel_size", 2),
         ("quantization", "awq"),
-        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 4}),
         ("enable_chunked_prefill", False),
         ("trust_remote_code", True),
     ],
