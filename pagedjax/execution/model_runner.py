@@ -35,7 +35,7 @@ from pagedjax.execution.request_state import (
     neutral_sampler_rows,
 )
 from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
-from pagedjax.execution.step import StepFunctions, TokenLogprobs
+from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.request import Request
@@ -127,6 +127,7 @@ class ModelRunner:
         assert config.max_model_len is not None, "the engine resolves it"
         assert config.max_num_batched_tokens is not None, "the engine resolves it"
         self._cache_directory = enable_cache(config.compilation_cache_dir)
+        speculative = config.speculation
         self.times = HostTimes()
         self._compilations = CompilationCounter()
         self._config = config
@@ -239,14 +240,15 @@ class ModelRunner:
         if step.result is not None:
             table = np.asarray(step.result)
             width = (table.shape[1] - RESULT_COLUMNS) // 2 + 1
-            for row, item in enumerate(step.sampling):
+            for row, (item, values) in enumerate(zip(step.sampling, table.tolist(), strict=False)):
                 request_id = item.request.request_id
-                result.token_ids[request_id] = table[row, : table[row, -2]].tolist()
-                result.logprob_rows[request_id] = iter(range(row * width, (row + 1) * width))
-                if not table[row, -1]:
+                result.token_ids[request_id] = values[: values[-2]]
+                if step.logprobs is not None:
+                    result.logprob_rows[request_id] = iter(range(row * width, (row + 1) * width))
+                if not values[-1]:
                     result.failed.add(request_id)
                 if item.num_draft_tokens:
-                    result.verified.append(verified_drafts(item, table[row]))
+                    result.verified.append(verified_drafts(item, values))
         if step.logprobs is not None:
             result.logprobs = jax.tree.map(np.asarray, step.logprobs)
         for score in step.scores:

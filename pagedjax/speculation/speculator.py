@@ -214,11 +214,11 @@ class Speculator:
         return state, new_wide if is_edited else wide, result
 
 
-def verified_drafts(item: ScheduledRequest, result: np.ndarray) -> VerifiedDrafts:
+def verified_drafts(item: ScheduledRequest, result: Sequence[int]) -> VerifiedDrafts:
     """Read one row of a result."""
     max_drafts = (len(result) - 3) // 2
     drafts = result[1 + max_drafts : 1 + max_drafts + item.num_draft_tokens]
-    return VerifiedDrafts(item.request.request_id, tuple(drafts[drafts >= 0].tolist()), max(0, int(result[-2]) - 1))
+    return VerifiedDrafts(item.request.request_id, tuple(one for one in drafts if one >= 0), max(0, result[-2] - 1))
 
 
 def write_draft_masks(

@@ -4,11 +4,16 @@ A tiny Mistral with random weights, whose window of 8 every prompt crosses. Prom
 that n-grams are found. Each test asserts that drafts were accepted in it.
 """
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
-from pagedjax import LLM, SamplingParams
+from pagedjax import EngineConfig, LLMEngine, SamplingParams
+from pagedjax.loading.arrays import model_from_params
 from pagedjax.loading.hf_config import model_config_from_hf
+from pagedjax.speculation.draft_proposer import DraftModelProposer
+from tests.fakes import byte_tokenizer, run_all
 from tests.oracles import tiny_models
 
 KINDS = [
@@ -24,23 +29,31 @@ KINDS = [
 ]
 COUNT = 54
 OPTIONS = {
+    "model": "in memory", "generation_config": "vllm",
     "max_model_len": 96, "block_size": 8, "max_num_seqs": 8, "max_num_batched_tokens": 32,
     "num_gpu_blocks_override": 40,
 }  # fmt: skip
-NGRAM = {
-    "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
-    "is_adaptive": False,
-}  # fmt: skip
+FIXED = {"num_speculative_tokens": 3, "is_adaptive": False}
+METHODS = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "suffix": {"method": "suffix", "suffix_decoding_min_token_prob": 0.0, "suffix_decoding_max_spec_factor": 4.0},
+    "draft_model": {"method": "draft_model", "model": "in memory"},
+}
 
 
-def make_llm(speculative_config=None, **options):
-    return LLM(
-        params=tiny_models.weights("mistral"),
-        model_config=model_config_from_hf(tiny_models.CASES["mistral"]),
-        speculative_config=speculative_config,
-        show_progress=False,
-        **(OPTIONS | options),
-    )
+def model(noise=0.0):
+    """The target, or a draft that is more or less like it."""
+    random = np.random.default_rng(3)
+    weights = tiny_models.weights("mistral")
+    noisy = {name: one + noise * random.standard_normal(one.shape).astype(np.float32) for name, one in weights.items()}
+    return model_from_params(noisy, model_config_from_hf(tiny_models.CASES["mistral"]), dtype=np.dtype("float32"))
+
+
+def make_engine(method=None, **options):
+    speculative = None if method is None else METHODS[method] | FIXED
+    config = EngineConfig(**(OPTIONS | options), speculative_config=speculative)
+    draft = model() if method == "draft_model" else None
+    return LLMEngine(config, loaded=model(), tokenizer=byte_tokenizer(), draft=draft)
 
 
 def requests():
@@ -52,55 +65,85 @@ def requests():
     return prompts, params
 
 
-def generate(llm, prompts, params):
-    outs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
-    llm.engine.check_integrity()
-    return outs
+def generate(engine, prompts, params):
+    """Final outputs, in order."""
+    outs = run_all(engine, [(str(i), *both) for i, both in enumerate(zip(prompts, params, strict=True))])
+    return [outs[str(i)].outputs[0] for i in range(len(prompts))]
 
 
-def tokens(llm, prompts, params):
-    return [out.outputs[0].token_ids for out in generate(llm, prompts, params)]
-
-
-def num_accepted(llm):
-    return llm.engine.stats()["spec_decode_num_accepted_tokens"]
+def num_accepted(engine):
+    return engine.stats()["spec_decode_num_accepted_tokens"]
 
 
 @pytest.fixture(scope="module")
 def plain():
     """Outputs without speculation."""
-    with make_llm() as llm:
-        return generate(llm, *requests())
+    engine = make_engine()
+    outs = generate(engine, *requests())
+    engine.shutdown()
+    return outs
 
 
-@pytest.fixture(scope="module")
-def llm():
-    with make_llm(NGRAM) as llm:
-        yield llm
-        assert llm.engine.stats()["num_compilations_after_ready"] == 0
+@pytest.fixture(scope="module", params=METHODS)
+def engine(request):
+    engine = make_engine(request.param)
+    yield engine
+    assert engine.stats()["num_compilations_after_ready"] == 0
+    engine.shutdown()
 
 
 @pytest.fixture(autouse=True)
-def _drafts_are_accepted(request):
-    if "llm" not in request.fixturenames:
-        yield
-        return
-    llm = request.getfixturevalue("llm")
-    before = num_accepted(llm)
+def _drafts_are_accepted(engine):
+    before = num_accepted(engine)
     yield
-    assert num_accepted(llm) > before
+    assert num_accepted(engine) > before
 
 
-def test_a_mixed_batch_in_chunks_with_too_few_blocks(llm, plain):
-    expected = [out.outputs[0].token_ids for out in plain]
-    assert tokens(llm, *requests()) == expected
-    assert llm.engine.stats()["num_preemptions"] > 0
+def test_a_mixed_batch_in_chunks_with_too_few_blocks(engine, plain):
+    outs = generate(engine, *requests())
+    assert outs == plain  # with their log probabilities, where asked for
+    assert engine.stats()["num_preemptions"] > 0
 
 
-def test_each_alone_with_a_cold_and_a_warm_cache(llm, plain):
+def test_each_alone_with_a_cold_and_a_warm_cache(engine, plain):
     prompts, params = requests()
-    llm.engine.reset_prefix_cache()
-    hits = llm.engine.stats()["prefix_cache_hits"]
+    engine.reset_prefix_cache()
+    hits = engine.stats()["prefix_cache_hits"]
     for i in [*range(9), *range(9)]:
-        assert tokens(llm, [prompts[i]], [params[i]]) == [plain[i].outputs[0].token_ids]
-    assert llm.engine.stats()["prefix_cache_hits"] > hits
+        assert generate(engine, [prompts[i]], [params[i]])[0].token_ids == plain[i].token_ids
+    assert engine.stats()["prefix_cache_hits"] > hits
+
+
+def test_drafts_of_every_quality(engine, plain):
+    """The target itself, the same with noise, and one that has nothing to do with it."""
+    proposer = engine._runner._speculator._proposer
+    if not isinstance(proposer, DraftModelProposer):
+        generate(engine, *requests())
+        return
+    rates = []
+    for noise in (0.0, 0.02, 3.0):
+        proposer._leaves = tuple(jax.tree.leaves(nnx.state(model(noise).model)))
+        proposer._right_blocks.clear()
+        before = engine.stats()
+        assert [out.token_ids for out in generate(engine, *requests())] == [out.token_ids for out in plain]
+        drafted, accepted = (
+            engine.stats()[name] - before[name]
+            for name in ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+        )
+        rates.append(accepted / drafted)
+    assert rates[0] > rates[1] > rates[2]
+    assert rates[0] > 0.6  # drafts are drawn without penalties, biases and bans
+    assert rates[2] < 0.2
+
+
+def test_the_target_as_its_own_draft_is_always_right(engine):
+    if not isinstance(engine._runner._speculator._proposer, DraftModelProposer):
+        pytest.skip("has no draft model")
+    engine._runner._speculator._proposer._leaves = tuple(jax.tree.leaves(nnx.state(model().model)))
+    prompts, _ = requests()
+    kinds = KINDS[:5]
+    params = [SamplingParams(seed=i, max_tokens=20, ignore_eos=True, **kinds[i % 5]) for i in range(10)]
+    engine.speculation_trace(clear=True)
+    generate(engine, prompts[:10], params)
+    verified = [one for step in engine.speculation_trace() for one in step.verified]
+    assert sum(one.num_accepted for one in verified) == sum(len(one.draft_token_ids) for one in verified)
