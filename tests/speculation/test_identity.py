@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 from pagedjax import EngineConfig, LLMEngine, SamplingParams
+from pagedjax.execution import buckets
 from pagedjax.loading.arrays import model_from_params
 from pagedjax.loading.hf_config import model_config_from_hf
-from pagedjax.speculation.draft_proposer import DraftModelProposer
 from tests.fakes import byte_tokenizer, run_all
 from tests.oracles import tiny_models
 
@@ -49,11 +49,17 @@ def model(noise=0.0):
     return model_from_params(noisy, model_config_from_hf(tiny_models.CASES["mistral"]), dtype=np.dtype("float32"))
 
 
-def make_engine(method=None, **options):
+def make_engine(method=None):
+    """An engine with one bucket of each kind, for there are many engines to compile."""
     speculative = None if method is None else METHODS[method] | FIXED
-    config = EngineConfig(**(OPTIONS | options), speculative_config=speculative)
+    config = EngineConfig(**OPTIONS, speculative_config=speculative)
     draft = model() if method == "draft_model" else None
-    return LLMEngine(config, loaded=model(), tokenizer=byte_tokenizer(), draft=draft)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(buckets.SAMPLE_BUCKETS, "cpu", ())
+        for sizes in (buckets.DECODE_SIZES, buckets.VERIFY_SIZES):
+            patch.setitem(sizes, "cpu", (config.max_num_seqs,))
+        patch.setitem(buckets.TOKEN_SIZES, "cpu", (config.max_num_batched_tokens,))
+        return LLMEngine(config, loaded=model(), tokenizer=byte_tokenizer(), draft=draft)
 
 
 def requests():
@@ -84,48 +90,68 @@ def plain():
     return outs
 
 
-@pytest.fixture(scope="module", params=METHODS)
-def engine(request):
-    engine = make_engine(request.param)
-    yield engine
-    assert engine.stats()["num_compilations_after_ready"] == 0
-    engine.shutdown()
+@pytest.fixture(scope="module")
+def engines():
+    """Makes each method's engine when it is first asked for."""
+    made = {}
+
+    def engine_of(method):
+        made[method] = made.get(method) or make_engine(method)
+        return made[method]
+
+    yield engine_of
+    for engine in made.values():
+        assert engine.stats()["num_compilations_after_ready"] == 0
+        engine.shutdown()
 
 
-@pytest.fixture(autouse=True)
-def _drafts_are_accepted(engine):
+@pytest.fixture
+def engine(engines, method):
+    """The method's engine, which accepts drafts while the test runs."""
+    engine = engines(method)
     before = num_accepted(engine)
-    yield
+    yield engine
     assert num_accepted(engine) > before
 
 
+def assert_equal(outs, expected):
+    assert [out.token_ids for out in outs] == [out.token_ids for out in expected]
+    for out, other in zip(outs, expected, strict=True):
+        assert (out.finish_reason, out.stop_reason) == (other.finish_reason, other.stop_reason)
+        for entries, others in zip(out.logprobs or [], other.logprobs or [], strict=True):
+            assert list(entries) == list(others)
+            for token_id, entry in entries.items():  # logits of batches of other shapes differ in their last bits
+                assert entry.logprob == pytest.approx(others[token_id].logprob, abs=1e-4)
+
+
+every_method = pytest.mark.parametrize("method", METHODS)
+draft_model = pytest.mark.parametrize("method", ["draft_model"])
+
+
+@every_method
 def test_a_mixed_batch_in_chunks_with_too_few_blocks(engine, plain):
-    outs = generate(engine, *requests())
-    assert outs == plain  # with their log probabilities, where asked for
+    assert_equal(generate(engine, *requests()), plain)
     assert engine.stats()["num_preemptions"] > 0
 
 
+@every_method
 def test_each_alone_with_a_cold_and_a_warm_cache(engine, plain):
     prompts, params = requests()
     engine.reset_prefix_cache()
     hits = engine.stats()["prefix_cache_hits"]
     for i in [*range(9), *range(9)]:
-        assert generate(engine, [prompts[i]], [params[i]])[0].token_ids == plain[i].token_ids
+        assert_equal(generate(engine, [prompts[i]], [params[i]]), [plain[i]])
     assert engine.stats()["prefix_cache_hits"] > hits
 
 
+@draft_model
 def test_drafts_of_every_quality(engine, plain):
     """The target itself, the same with noise, and one that has nothing to do with it."""
-    proposer = engine._runner._speculator._proposer
-    if not isinstance(proposer, DraftModelProposer):
-        generate(engine, *requests())
-        return
     rates = []
     for noise in (0.0, 0.02, 3.0):
-        proposer._leaves = tuple(jax.tree.leaves(nnx.state(model(noise).model)))
-        proposer._right_blocks.clear()
+        use_draft(engine, noise)
         before = engine.stats()
-        assert [out.token_ids for out in generate(engine, *requests())] == [out.token_ids for out in plain]
+        assert_equal(generate(engine, *requests()), plain)
         drafted, accepted = (
             engine.stats()[name] - before[name]
             for name in ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
@@ -136,14 +162,19 @@ def test_drafts_of_every_quality(engine, plain):
     assert rates[2] < 0.2
 
 
+@draft_model
 def test_the_target_as_its_own_draft_is_always_right(engine):
-    if not isinstance(engine._runner._speculator._proposer, DraftModelProposer):
-        pytest.skip("has no draft model")
-    engine._runner._speculator._proposer._leaves = tuple(jax.tree.leaves(nnx.state(model().model)))
+    use_draft(engine, 0.0)
     prompts, _ = requests()
-    kinds = KINDS[:5]
-    params = [SamplingParams(seed=i, max_tokens=20, ignore_eos=True, **kinds[i % 5]) for i in range(10)]
+    params = [SamplingParams(seed=i, max_tokens=20, ignore_eos=True, **KINDS[i % 5]) for i in range(10)]
     engine.speculation_trace(clear=True)
     generate(engine, prompts[:10], params)
     verified = [one for step in engine.speculation_trace() for one in step.verified]
     assert sum(one.num_accepted for one in verified) == sum(len(one.draft_token_ids) for one in verified)
+
+
+def use_draft(engine, noise):
+    """Exchange the draft model's weights."""
+    proposer = engine._runner._speculator._proposer
+    proposer._leaves = tuple(jax.tree.leaves(nnx.state(model(noise).model)))
+    proposer._right_blocks.clear()
