@@ -149,6 +149,11 @@ class SpeculativeConfig:
                     )
         if self.method == "draft_model" and not self.model:
             raise ConfigError(f"model is {self.model!r}; the method 'draft_model' needs one, or choose 'ngram'")
+        if self.forced_acceptance is not None and self.rejection_sample_method == "standard":
+            raise ConfigError(
+                f"forced_acceptance is {self.forced_acceptance}, but rejection_sample_method is 'standard', "
+                "which draws what is accepted itself; leave one out"
+            )
         if (self.prompt_lookup_min or 0) > (self.prompt_lookup_max or 0):
             raise ConfigError(
                 f"prompt_lookup_min is {self.prompt_lookup_min}, above prompt_lookup_max {self.prompt_lookup_max}; "

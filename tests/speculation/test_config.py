@@ -183,6 +183,10 @@ def test_forced_acceptance_is_a_flag_of_its_own_and_needs_drafts():
     assert "it makes outputs wrong on purpose" in refusal(NGRAM | {"forced_acceptance": 0.8})
     assert refusal(forced_acceptance=0.8).startswith("forced_acceptance is 0.8, but nothing is drafted; it needs")
     assert "forced_acceptance is 1.5; it must be at least 0 and at most 1" in refusal(NGRAM, forced_acceptance=1.5)
+    standard = NGRAM | {"rejection_sample_method": "standard"}
+    assert "forced_acceptance is 0.8, but rejection_sample_method is 'standard'" in refusal(
+        standard, forced_acceptance=0.8
+    )
     assert "forced_acceptance is nan" in refusal(NGRAM, forced_acceptance=math.nan)
 
 
