@@ -23,7 +23,8 @@ from pagedjax.config import EngineConfig, resolve
 from pagedjax.device import check_devices, device_memory
 from pagedjax.engine_view import EngineView
 from pagedjax.errors import EngineDeadError, InvalidRequestError
-from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResult
+from pagedjax.execution.in_flight import InFlightStep, StepResult
+from pagedjax.execution.model_runner import ModelRunner
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
 from pagedjax.iteration_stats import Histogram, IterationStats

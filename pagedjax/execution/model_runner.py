@@ -6,7 +6,7 @@ reads step N, so the device never waits for the host. Knows nothing of text, sto
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from pagedjax.execution.executables import (
     temporary_bytes,
 )
 from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks
+from pagedjax.execution.in_flight import HostTimes, InFlightStep, PromptLogprobs, PromptScore, StepResult
 from pagedjax.execution.model_input import is_decode_batch, pack_changes
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import (
@@ -35,81 +36,14 @@ from pagedjax.execution.request_state import (
     neutral_sampler_rows,
 )
 from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
-from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions, TokenLogprobs
+from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
-from pagedjax.speculation.speculator import Speculator, VerifiedDrafts, verified_drafts
+from pagedjax.speculation.speculator import Speculator, verified_drafts
 from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
-
-
-@dataclass(frozen=True)
-class PromptScore:
-    """Prompt log probabilities under way: `count` entries for positions from `first_position` on."""
-
-    request: Request
-    first_position: int
-    count: int
-    logprobs: TokenLogprobs
-
-
-@dataclass(frozen=True)
-class InFlightStep:
-    """A dispatched step: who is in it, and the device arrays to read.
-
-    A step with a row under a grammar is dispatched in two parts: `ModelRunner.sample` brings the second.
-    """
-
-    output: SchedulerOutput
-    sampling: list[ScheduledRequest]  # in the order of the result's rows
-    result: jax.Array | None  # [B, RESULT_COLUMNS] or more with drafts, None when no row samples
-    logprobs: TokenLogprobs | None
-    scores: list[PromptScore]
-    last_hidden: jax.Array | None = None  # [max_num_seqs, D], or what verifies, while sampling waits for masks
-    drafts: jax.Array | None = None  # [B, K] of the rows that verify some, in the order of the plan
-
-    @property
-    def awaits_masks(self) -> bool:
-        return self.last_hidden is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the device has computed it; of a step that samples nothing this cannot be told, and is False."""
-        return self.result is not None and self.result.is_ready()  # pyright: ignore[reportAttributeAccessIssue]  untyped
-
-
-@dataclass(frozen=True)
-class PromptLogprobs:
-    """Scored prompt tokens of one request, positions [first_position, first_position + len(logprob))."""
-
-    request: Request
-    first_position: int
-    arrays: TokenLogprobs  # numpy
-
-
-@dataclass
-class StepResult:
-    """What one step produced, on the host."""
-
-    token_ids: dict[str, list[int]] = field(default_factory=dict)
-    failed: set[str] = field(default_factory=set)  # logits were not finite
-    read_time: float = 0.0  # on time.monotonic(), when the arrays had come
-    logprob_rows: dict[str, Iterator[int]] = field(default_factory=dict)  # of each token in turn
-    logprobs: TokenLogprobs | None = None  # numpy, indexed by logprob_rows
-    verified: list[VerifiedDrafts] = field(default_factory=list)
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-
-
-@dataclass
-class HostTimes:
-    """Seconds of host work, summed over `num_steps` iterations."""
-
-    num_steps: int = 0
-    pack: float = 0.0
-    dispatch: float = 0.0
-    wait: float = 0.0
 
 
 class ModelRunner:

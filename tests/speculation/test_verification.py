@@ -1,6 +1,7 @@
 """The verifying step on made-up logits: what is accepted, recorded and rolled back, by every variant and rule."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +16,19 @@ from tests.fakes import VOCAB_SIZE, FakeModel
 K = 2
 
 
-def step_functions():
-    return StepFunctions(FakeModel(), block_size=8, num_blocks=9, max_num_seqs=4, max_logprobs=2)
+FUNCTIONS = StepFunctions(FakeModel(), block_size=8, num_blocks=9, max_num_seqs=4, max_logprobs=2)
+
+
+@cache
+def verifier(variant):
+    """Compiled once for each shape."""
+    verification = Verification(FUNCTIONS, max_draft_tokens=K, max_logprobs=2)
+    return jax.jit(lambda *args: verification.verify(*args, variant=variant))
 
 
 def run(logits, drafts, num_drafts, *, variant, temperature=0.0, top_k=0, chances=None, context_len=10, seeds=None):
     """Verify one step of B rows; `logits` are [B, 1 + K, V], `context_len` is that of all before it."""
     num_rows = len(logits)
-    functions = step_functions()
-    verification = Verification(functions, max_draft_tokens=K, max_logprobs=2)
     state = empty_rows(num_rows, 8, max_draft_tokens=K)
     ints = np.zeros((num_rows, 4), np.int32)
     ints[:, 0] = top_k
@@ -42,8 +47,7 @@ def run(logits, drafts, num_drafts, *, variant, temperature=0.0, top_k=0, chance
     batch = jnp.asarray(np.stack([np.arange(num_rows), num_drafts, np.zeros(num_rows)]), jnp.int32)
     hidden = jnp.asarray(logits, jnp.float32).reshape(-1, VOCAB_SIZE)
     history = jnp.full((num_rows, 32), -7, jnp.int32)
-    verify = jax.jit(lambda *args: verification.verify(*args, variant=variant))
-    return verify(functions.leaves, state, history, wide, masks, chances, hidden, batch)
+    return verifier(variant)(FUNCTIONS.leaves, state, history, wide, masks, chances, hidden, batch)
 
 
 def peaks(token_ids):
@@ -73,10 +77,10 @@ def test_the_longest_run_of_right_drafts_is_accepted_and_rows_go_on_behind_it(va
 
 @pytest.mark.parametrize("variant", ["plain", "edited"])
 def test_a_row_whose_logits_fail_behind_a_right_draft_keeps_what_came_before(variant):
-    logits = peaks([[5, 6, 7], [5, 6, 7]])
-    logits[:, 1] = np.nan
-    _, _, _, result = run(logits, [[5, 6], [9, 6]], [2, 2], variant=variant)
-    assert result[:, -2:].tolist() == [[1, 0], [1, 1]]  # the second never got there
+    logits = peaks([[5, 6, 7]] * 4)
+    logits[:2, 1] = np.nan
+    _, _, _, result = run(logits, [[5, 6], [9, 6]] * 2, [2] * 4, variant=variant)
+    assert result[:, -2:].tolist() == [[1, 0], [1, 1], [3, 1], [1, 1]]  # the second never got there
 
 
 def test_variants_agree_on_filtered_rows():
