@@ -68,17 +68,16 @@ class Scheduler:
     is served and admitted first and the worst is preempted first. Under "priority" a waiting request may also preempt
     running ones of a lower priority.
 
-        WAITING ----> RUNNING ----> FINISHED_*          aborted, failed or timed out: from everywhere
-           |        |  ^ |  ^
-           |        v  | |  |
-           |  PREEMPTED| |  +---------------+
-           |        |  | v                  |
-           |        |  | SWAPPING_OUT -> SWAPPED        with blocks still on the device, and without
-           |        |  |    |               |
-           +--------+--+----+-> SWAPPING_IN <           with a row and blocks, waiting for their content
+        WAITING -> RUNNING, SWAPPING_IN                admitted; the second if the host has blocks of it, which are
+        PREEMPTED -> RUNNING, SWAPPING_IN              copied to the blocks and beside the row that it has by then
+        SWAPPED -> RUNNING, SWAPPING_IN, PREEMPTED     the last: the prefix cache was reset
+        SWAPPING_IN -> RUNNING, SWAPPED, PREEMPTED     all has landed or failed; preempted; and with a reset
+        RUNNING -> PREEMPTED, SWAPPING_OUT, SWAPPED    preempted, to compute again or swapped out (`swapping`)
+        SWAPPING_OUT -> SWAPPED                        its last block has left, or was given up for who needed it
+        FINISHED_*                                     from every state
 
-    A preempted request computes its tokens again or is swapped out to host memory (`preemption`, `swapping`). In all
-    states left of SWAPPING_IN it waits in the queue; it comes back through SWAPPING_IN if the host has blocks of it.
+    A request waits in the queue with blocks while it is SWAPPING_OUT, and without any while it is WAITING, PREEMPTED or
+    SWAPPED.
 
     An overloaded pool ends in a queue: admission leaves `watermark` of the blocks to those that run, and a request that
     was preempted `max_preemptions` times is admitted with all blocks it can ever need, and left alone.
@@ -460,7 +459,7 @@ class Scheduler:
             num_needed = self._num_blocks(request.max_num_tokens) - len(cached)
         request.block_ids = cached + self._allocate(num_needed)
         request.row, request.is_new_row = heapq.heappop(self._free_rows), True
-        request.status = RequestStatus.RUNNING
+        request.status = RequestStatus.SWAPPING_IN if num_on_host else RequestStatus.RUNNING
         self.swapping.swap_in(request)
         self._fair_share.note_started(request.order[-2])
         insort(self.running, request, key=_by_order)

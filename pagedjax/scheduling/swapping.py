@@ -78,12 +78,7 @@ class _Leaving:
 class Swapping:
     """The host side of one scheduler, which allocates about `num_ahead` blocks an iteration at most.
 
-    Without host memory it copies nothing and finds nothing.
-
-        RUNNING -> SWAPPING_OUT -> SWAPPED -> SWAPPING_IN -> RUNNING
-
-    WAITING and PREEMPTED requests pass through SWAPPING_IN too, if the host has their prefix. A request whose copy
-    fails is RUNNING again and computes what was to be copied.
+    Without host memory it copies nothing and finds nothing. A request whose copy fails computes what was to be copied.
     """
 
     def __init__(self, pool: BlockPool, host_pool: HostPool, costs: PreemptionCosts, *, num_ahead: int) -> None:
@@ -185,7 +180,6 @@ class Swapping:
                 targets = block_ids.setdefault(chunk, [None] * self.host_pool.chunk_size)
                 targets[slot % self.host_pool.chunk_size] = block_id
         if block_ids:
-            request.status = RequestStatus.SWAPPING_IN
             self._arriving[request] = [CopyIn(request, chunk, targets) for chunk, targets in block_ids.items()]
             self._to_start += self._arriving[request]
             self._start()

@@ -4,7 +4,9 @@ A program is a string of bytes, three an operation, which hypothesis makes and s
 """
 
 import itertools
+import re
 from collections import Counter
+from typing import ClassVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,11 +14,31 @@ from hypothesis import strategies as st
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.preemption import CopySpeed, PreemptionCosts
-from pagedjax.scheduling.request import RequestStatus
+from pagedjax.scheduling.request import Request, RequestStatus
+from pagedjax.scheduling.scheduler import Scheduler
 from tests.scheduling.fake_device import Driver, expected_output, make_request
 
 NUM_PROGRAMS, NUM_OPERATIONS = 102, 200
 MAX_AHEAD = 2
+
+
+class Traced(Request):
+    """A request that notes every change of its status."""
+
+    __slots__ = ()
+    changes: ClassVar[set[tuple[str, str]]] = set()
+
+    def __setattr__(self, name, value):
+        if name == "status":
+            self.changes.add((self.status.name, re.sub("FINISHED_.*", "FINISHED", value.name)))
+        super().__setattr__(name, value)
+
+
+def documented_changes():
+    """The lines `STATE -> STATE, STATE` of the scheduler's docstring."""
+    lines = re.findall(r"^ +([A-Z_]+) -> ([A-Z_, ]+[A-Z_])", Scheduler.__doc__, re.MULTILINE)
+    changes = {(before, after) for before, states in lines for after in states.split(", ")}
+    return changes | {(before, "FINISHED") for before, _ in lines}
 
 
 class Program:
@@ -97,6 +119,7 @@ class Program:
             client=(str(first % 2), str(second % 3)), cache_salt="salt" if first % 8 == 7 else None,
             ignore_eos=bool(second % 2),
         )  # fmt: skip
+        request.__class__ = Traced
         self.scheduler.add_request(request)
         self.requests[request.request_id] = request
         self.expected[request.request_id] = expected_output(request, limit)
@@ -222,7 +245,9 @@ def test_no_operation_of_long_random_programs_leaves_a_contradiction():
     def run(code):
         Program(code[:9], happened).run(code[9:])
 
+    Traced.changes.clear()
     run()
+    assert Traced.changes == documented_changes()
     assert happened["operations"] >= 20_000
     for event in (
         "fork", "preempt", "pinned", "unpinned", "reset", "fail", "num_preemptions", "settled",
