@@ -224,7 +224,7 @@ class LLMEngine:
         if output.scheduled:
             self._note_scheduled(output)
             self._dispatch(output)
-        elif not self._in_flight:
+        elif not (self._in_flight or output.copies):
             self._runner.host.wait()
         touched = self._due
         self._due = {}

@@ -19,6 +19,7 @@ from pagedjax.scheduling.host_pool import HostPool
 from pagedjax.scheduling.preemption import PreemptionCosts
 from pagedjax.scheduling.request import NOT_ON_HOST, Request, RequestStatus
 
+MAX_STARTED_IN = 1  # an iteration: when it has landed, the host takes half a millisecond to dispatch its jitted half
 MAX_AHEAD = 512  # blocks that are looked at before they are evicted
 
 
@@ -270,7 +271,7 @@ class Swapping:
                 self._register(leaving.request.host_slots[i], leaving.request, i)
             self._copy_out(leaving.copy)
             self._release_blocks(leaving.request, leaving.copy.block_ids)
-        while self._to_start and self._num_startable:
+        while self._to_start and self._num_startable and len(self._copies.started) < MAX_STARTED_IN:
             copy = self._to_start.popleft()
             if copy.is_wanted:
                 self._num_startable -= 1
