@@ -17,6 +17,7 @@ LABELS = ("model_name", "engine")
 COUNTERS = frozenset(
     {
         "num_preemptions",
+        "num_block_copies",
         "prefix_cache_queries",
         "prefix_cache_hits",
         "prefix_cache_partial_block_misses",
@@ -41,6 +42,7 @@ OLD_NAMES = {
 }
 
 _TEXTS = {
+    "num_block_copies": "KV cache blocks copied because several completions of one prompt go on from them.",
     "device_busy_seconds": "Seconds in which the device had a step to work on, at most.",
     "device_starved_iterations": "Iterations that found the device with nothing left to do: the host was too slow.",
     "estimated_read_bytes_per_gpu": "Bytes of weights and KV cache that the steps had to read, once each.",

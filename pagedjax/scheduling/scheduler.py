@@ -15,11 +15,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pagedjax.errors import InvalidRequestError
+from pagedjax.scheduling.beam_group import BeamGroup, BeamGroups, check_beam_room, new_search
+from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.fair_share import FairShare
+from pagedjax.scheduling.fork import PromptForks
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
 from pagedjax.scheduling.prefix_cache import PrefixCache
@@ -52,6 +55,15 @@ class SchedulerOutput:
     num_tokens: int = 0
     preempted: list[Request] = field(default_factory=list)
     finished_requests: list[Request] = field(default_factory=list)  # their blocks and rows were freed just now
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to), all of them before the step
+
+
+class Start(NamedTuple):
+    """What a request finds computed when it is admitted: tokens [0, num_tokens), in these blocks."""
+
+    block_ids: list[int]
+    num_tokens: int
+    is_forked: bool  # from a request with the same prompt; otherwise found in the prefix cache
 
 
 class Scheduler:
@@ -66,6 +78,9 @@ class Scheduler:
                     |   ^
                     v   |
                   PREEMPTED
+
+    Requests that share a prompt are WAITING outside the queue until the first of them has computed it (`fork`). A block
+    that several hold is never written: who is about to write it gets a copy of its own, which the plan names.
 
     An overloaded pool ends in a queue: admission leaves `watermark` of the blocks to those that run, and a request that
     was preempted `max_preemptions` times is admitted with all blocks it can ever need, and left alone.
@@ -87,6 +102,7 @@ class Scheduler:
         pacing: Pacing | None = None,
     ) -> None:
         self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_query_len = max_query_len or max_num_batched_tokens
@@ -95,33 +111,44 @@ class Scheduler:
         self.pacing = pacing or Pacing()
         self.prefix_cache = PrefixCache(block_size, enabled=enable_prefix_caching)
         self.pool = BlockPool(num_blocks, self.prefix_cache)
-        self.pinned = PinnedPrefixes(self.pool, num_reserved=self._num_blocks(max_model_len))
         is_ample = self.pool.capacity >= max_num_seqs * self._num_blocks(max_model_len)  # nobody ever runs short
         self.num_watermark_blocks = 0 if is_ample else int(watermark * self.pool.capacity)
         self.requests: dict[str, Request] = {}  # unfinished
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # new and preempted
         self.num_preemptions = 0
+        self.num_block_copies = 0
         self._prompt_budget = 0  # of the iteration under way: tokens in chunks of more than one
         self._finished: list[Request] = []  # not reaped yet
         self._fair_share = FairShare()
+        self._forks = PromptForks(self.pool, block_size)
+        self._beams = BeamGroups(self.pool, block_size)
+        self.pinned = PinnedPrefixes(
+            self.pool, num_reserved=lambda: max(self._num_blocks(max_model_len), self._beams.most_blocks())
+        )
         self._free_rows = list(range(max_num_seqs))  # a heap: the smallest first keeps the batch dense
         self._serial = count()
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request.
+    def add_request(self, request: Request, others: Sequence[Request] = ()) -> None:
+        """Queue a request. `others` have its prompt, which is computed once, and follow when that is done.
+
+        Of a beam search they are the other beams.
 
         Raises:
-          InvalidRequestError: it could never run, or an unfinished request has the same id.
+          InvalidRequestError: one could never run, or has the id of an unfinished request; then none is queued.
         """
-        self._check(request)
-        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        for one in (request, *others):
+            self._check(one)
         if not self.requests:
             self._fair_share = FairShare()
-        stamp = self._fair_share.stamp(request.client, request.max_num_tokens)
-        rank = (request.priority,) if self.policy == "priority" else ()
-        request.order = (*rank, stamp, next(self._serial))
-        self.requests[request.request_id] = request
+        self._register(request, num_charged=min(request.max_num_tokens, self.max_model_len))
+        for other in others:
+            num_tokens = min(other.max_num_tokens, self.max_model_len)
+            self._register(other, num_charged=num_tokens - other.num_prompt_tokens)
+        if request.is_beam:
+            self._beams.add((request, *others))
+        elif others:
+            self._forks.add(request, others)
         insort(self.waiting, request, key=_by_order)
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
@@ -129,6 +156,8 @@ class Scheduler:
 
         Finished requests give back their blocks and row here and nowhere else. `now` is on the arrival times' clock.
         """
+        for request in self._forks.release_held():
+            insort(self.waiting, request, key=_by_order)
         output = SchedulerOutput(finished_requests=self._reap())
         max_prompt_tokens = self.pacing.max_prompt_tokens(self.running)
         self._prompt_budget = self.max_num_batched_tokens if max_prompt_tokens is None else max_prompt_tokens
@@ -141,12 +170,17 @@ class Scheduler:
         return output
 
     def update(
-        self, output: SchedulerOutput, sampled: Mapping[str, list[int]], failed: Collection[str] = ()
+        self,
+        output: SchedulerOutput,
+        sampled: Mapping[str, list[int]],
+        failed: Collection[str] = (),
+        candidates: Mapping[str, Candidates] | None = None,
     ) -> list[tuple[Request, list[int]]]:
         """Confirm what a step sampled, in order of dispatch; return the new tokens of each request that was alive.
 
         Tokens of requests that have finished meanwhile are dropped. A failed request ends in FINISHED_ERROR, without
-        new tokens, and none of its blocks, save pinned ones, will be found by the prefix cache.
+        new tokens, and none of its blocks, save pinned ones, will be found by the prefix cache. Of beams `candidates`
+        has what may follow; a beam search has all its tokens when it ends, its best hypothesis first.
         """
         confirmed, last_unfinished = [], RequestStatus.PREEMPTED
         for share in output.scheduled:
@@ -157,6 +191,9 @@ class Scheduler:
                 self.prefix_cache.forget(self.pinned.others(request.block_ids))
                 self.finish(request, RequestStatus.FINISHED_ERROR)
                 confirmed.append((request, []))
+            elif request.is_beam:
+                if share.samples and candidates is not None:
+                    confirmed += self._follow_beam(request, candidates[request.request_id])
             elif share.samples:
                 token_ids, num_outputs = sampled[request.request_id], len(request.output_token_ids)
                 for token_id in token_ids:
@@ -169,15 +206,20 @@ class Scheduler:
         return confirmed
 
     def finish(self, request: Request, status: RequestStatus, stop_reason: int | str | None = None) -> None:
-        """End a request; the first status stays. Its blocks can be found from now on, and are freed by schedule()."""
+        """End a request, and with a beam its whole search; the first status stays.
+
+        Its blocks can be found from now on, and are freed by schedule().
+        """
         if request.is_finished:
+            return
+        if request.is_beam:
+            for member in self._beams.of(request).members:
+                member.forget_output()
+                self._end(member, status, stop_reason)
             return
         if status != RequestStatus.FINISHED_ERROR:
             self.prefix_cache.register(request)
-        request.status, request.stop_reason = status, stop_reason
-        del self.requests[request.request_id]
-        self._finished.append(request)
-        self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
+        self._end(request, status, stop_reason)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request on its owner's behalf; return it, or None if there is no such unfinished request."""
@@ -209,6 +251,7 @@ class Scheduler:
             "num_blocks_cached": len(self.prefix_cache),
             "num_blocks_pinned": self.pinned.num_blocks,
             "num_preemptions": self.num_preemptions,
+            "num_block_copies": self.num_block_copies,
             "prefix_cache_queries": cache.queries,
             "prefix_cache_hits": cache.hits,
             "prefix_cache_partial_block_misses": cache.partial_block_misses,
@@ -226,15 +269,19 @@ class Scheduler:
         if self.pinned.num_blocks or (self.num_running and not reset_running_requests):
             return False
         for request in [request for request in self.running if not request.is_finished]:
-            self._preempt(request)
+            if request.row is not None:  # not given back with another beam of its search
+                self._preempt(request)
+        while self._forks.drop():
+            pass
         self.prefix_cache.clear()
         return True
 
     def check_integrity(self) -> None:
         """Raise AssertionError, with a sentence, if queues, rows, blocks and hashes contradict each other."""
-        self.pool.check_integrity([*(request.block_ids for request in self.running), *self.pinned.block_tables()])
+        held = [*self.pinned.block_tables(), *self._forks.block_tables(), *self._beams.block_tables()]
+        self.pool.check_integrity([*(request.block_ids for request in self.running), *held])
         self.pinned.check_integrity()
-        rows = [request.row for request in self.running]
+        rows = [request.row for request in self.running] + [row for group in self._beams for row in group.spare_rows]
         assert len({*rows, *self._free_rows}) == len(rows) + len(self._free_rows), "a row has two owners"
         assert not any(request.block_ids or request.row is not None for request in self.waiting), (
             "a waiting request holds blocks or a row"
@@ -248,8 +295,45 @@ class Scheduler:
             assert request.num_computed_tokens <= request.num_tokens_bound <= request.max_num_tokens, (
                 "more tokens than there can be"
             )
-        queued = {request.request_id: request for request in [*self.running, *self.waiting] if not request.is_finished}
+        everybody = [*self.running, *self.waiting, *self._forks.held, *self._beams.held]
+        queued = {request.request_id: request for request in everybody if not request.is_finished}
         assert queued == self.requests, "unfinished requests and the queues differ"
+
+    def _end(self, request: Request, status: RequestStatus, stop_reason: int | str | None) -> None:
+        request.status, request.stop_reason = status, stop_reason
+        del self.requests[request.request_id]
+        self._finished.append(request)
+        self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
+
+    def _follow_beam(self, request: Request, candidates: Candidates) -> list[tuple[Request, list[int]]]:
+        """Go on with a search when candidates of all its beams have arrived; return the outputs if it is over."""
+        group = self._beams.of(request)
+        if not group.note_read() or not group.push(request, candidates):
+            return []
+        for member in group.advance(self.pool):
+            member.row, member.status = group.spare_rows.pop(), RequestStatus.RUNNING
+            insort(self.running, member, key=_by_order)
+        return self._finish_search(group) if group.search.is_over else []
+
+    def _finish_search(self, group: BeamGroup) -> list[tuple[Request, list[int]]]:
+        num_returned, outputs = group.first.sampling_params.n, []
+        for member, (hypothesis, _) in zip(group.members, group.search.finished, strict=True):
+            token_ids = [one.token_id for one in hypothesis.tokens()]
+            member.forget_output()
+            member.hypothesis = hypothesis
+            member.output_token_ids = token_ids
+            member.all_token_ids += token_ids
+            is_stop = hypothesis.token_id in member.ending_token_ids
+            status = RequestStatus.FINISHED_STOPPED if is_stop else RequestStatus.FINISHED_LENGTH
+            self._end(member, status, member.stop_reason_of(status, hypothesis.token_id))
+            outputs.append((member, token_ids))
+        return outputs[:num_returned]
+
+    def _register(self, request: Request, *, num_charged: int) -> None:
+        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        rank = (request.priority,) if self.policy == "priority" else ()
+        request.order = (*rank, self._fair_share.stamp(request.client, num_charged), next(self._serial))
+        self.requests[request.request_id] = request
 
     def _check(self, request: Request) -> None:
         num_prompt_tokens, request_id = request.num_prompt_tokens, request.request_id
@@ -271,14 +355,28 @@ class Scheduler:
                 f"{self.pool.capacity * self.block_size}; shorten the prompt, lower max_tokens or enlarge the cache",
                 param="max_tokens",
             )
+        if request.is_beam:
+            check_beam_room(
+                request, block_size=self.block_size, num_blocks=self.pool.capacity - self.pinned.num_blocks,
+                max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len,
+            )  # fmt: skip
 
     def _reap(self) -> list[Request]:
         finished, self._finished = self._finished, []
         for request in finished:
-            queue = self.waiting if request.row is None else self.running
-            del queue[bisect_left(queue, request.order, key=_by_order)]
+            rows: list[int] = []
+            if request.is_beam:
+                was_held, rows = self._beams.note_ended(request)
+            else:
+                was_held, heir = self._forks.note_ended(request)
+                if heir is not None:
+                    insort(self.waiting, heir, key=_by_order)
+            if not was_held:
+                queue = self.waiting if request.row is None else self.running
+                del queue[bisect_left(queue, request.order, key=_by_order)]
             if request.row is not None:
                 self._release(request)
+            self._give_back_rows(rows)
         return finished
 
     def _serve(
@@ -288,60 +386,93 @@ class Scheduler:
 
         A chunk leaves a token of the budget to each of the `num_behind` requests that it might starve.
         """
-        block_size = self.block_size
+        block_size, has_forks = self.block_size, bool(self._forks)
         scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
         for request in requests:
             num_behind -= 1
             if request.row is None:
                 continue  # preempted just now for a better one
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
-            if bound >= request.max_num_tokens:
-                continue  # what is in flight completes it
+            if bound >= request.max_num_tokens or (request.is_beam and request.num_in_flight):
+                continue  # what is in flight completes it, or says what it goes on with
             num_new = bound - context_len
             if num_new > 1:
                 num_new = min(num_new, self.max_query_len, self._prompt_budget, budget, max(budget - num_behind, 1))
                 if not num_new:
                     continue
                 self._prompt_budget -= num_new
-            seq_len, num_blocks, new_block_ids = context_len + num_new, len(request.block_ids), ()
-            if seq_len > num_blocks * block_size:
-                new_block_ids = self._grow(request, seq_len, output.preempted)
+            seq_len, first_new, new_block_ids = context_len + num_new, len(request.block_ids), ()
+            may_copy = (is_new_row or has_forks or request.is_beam) and self._writes_shared_block(request)
+            if may_copy or seq_len > first_new * block_size:
+                first_new, new_block_ids = self._grow(request, seq_len, output)
             row = request.row
             if row is None:
                 continue  # preempted itself: nobody worse can be
             request.num_computed_tokens = seq_len
+            if has_forks and seq_len >= request.num_prompt_tokens:
+                self._forks.note_computed(request)
             samples = seq_len == bound
             if samples:
                 request.num_tokens_bound = bound + 1
             if num_new > 1:
                 self.prefix_cache.register(request)  # requests admitted to this very step may share it
-            if is_new_row:
-                num_blocks, new_block_ids = 0, list(request.block_ids)
+            writes_row = is_new_row or request.is_beam  # a beam may have taken on another's tokens and blocks
+            if request.is_beam:
+                self._beams.of(request).num_unread += samples
+            if writes_row:
+                first_new, new_block_ids = 0, list(request.block_ids)
             scheduled.append(
-                ScheduledRequest(request, row, num_new, context_len, new_block_ids, num_blocks, is_new_row, samples)
+                ScheduledRequest(request, row, num_new, context_len, new_block_ids, first_new, writes_row, samples)
             )
             budget -= num_new
             if budget == 0:
                 break
         output.num_tokens = self.max_num_batched_tokens - budget
 
-    def _grow(self, request: Request, seq_len: int, preempted: list[Request]) -> Sequence[int]:
-        """Allocate blocks for `seq_len` tokens, preempting the worst that can be, at last `request` itself."""
-        self.prefix_cache.register(request)  # generated tokens have filled a block
-        num_needed = self._num_blocks(seq_len) - len(request.block_ids)
-        while num_needed > self.pool.num_free:
+    def _grow(self, request: Request, seq_len: int, output: SchedulerOutput) -> tuple[int, Sequence[int]]:
+        """Make `seq_len` tokens writable: a copy of a block that others hold too, and blocks for what goes beyond.
+
+        Takes blocks from prompts kept for those who have not started, then preempts the worst that can be, at last
+        `request` itself. Returns what is new in its block table, from which index on.
+        """
+        if not request.output_token_ids or not request.is_beam:  # what beams generate goes on being copied and dropped
+            self.prefix_cache.register(request)  # generated tokens have filled a block
+        num_grown = max(0, self._num_blocks(seq_len) - len(request.block_ids))
+        while num_grown + (is_shared := self._writes_shared_block(request)) > self._num_takeable(request):
+            if self._forks.drop():
+                continue
             victim = next(other for other in reversed(self.running) if not self._is_settled(other))
             self._preempt(victim)
-            preempted.append(victim)
+            output.preempted.append(victim)
             if victim is request:
-                return ()
-        new_block_ids = self.pool.allocate(num_needed)
-        request.block_ids += new_block_ids
-        return new_block_ids
+                return 0, ()
+        take = self._beams.of(request).take_blocks if request.is_beam else self.pool.allocate
+        new_block_ids, first_new = take(num_grown + is_shared), len(request.block_ids)
+        request.block_ids += new_block_ids[is_shared:]
+        if is_shared:
+            first_new = request.num_computed_tokens // self.block_size
+            self._copy_block(request, first_new, new_block_ids[0], output)
+        return first_new, new_block_ids
+
+    def _num_takeable(self, request: Request) -> int:
+        return len(self._beams.of(request).spare_blocks) if request.is_beam else self.pool.num_free
+
+    def _writes_shared_block(self, request: Request) -> bool:
+        """Whether the next token goes into a block that others read too."""
+        index = request.num_computed_tokens // self.block_size
+        return index < len(request.block_ids) and self.pool.is_read_only(request.block_ids[index])
+
+    def _copy_block(self, request: Request, index: int, block_id: int, output: SchedulerOutput) -> None:
+        """Put a copy, which the step will make, in the place of a block that others read too."""
+        shared = request.block_ids[index]
+        output.block_copies.append((shared, block_id))
+        request.block_ids[index] = block_id
+        self.pool.release([shared])
+        self.num_block_copies += 1
 
     def _is_settled(self, request: Request) -> bool:
-        """Whether a request was preempted often enough: it has all blocks it can ever need and is left alone."""
-        return request.num_preemptions >= self.max_preemptions
+        """Whether a request has all blocks it can need and is left alone: a beam, or one preempted often enough."""
+        return request.is_beam or request.num_preemptions >= self.max_preemptions
 
     def _make_room(self, preempted: list[Request]) -> None:
         """Preempt requests of lower priority, the worst first, if that lets the head of the queue be admitted."""
@@ -358,29 +489,51 @@ class Scheduler:
 
     def _fits_without(self, request: Request, victims: Sequence[Request]) -> bool:
         """Return whether a waiting request could be admitted if these running ones were preempted."""
-        if not (self._free_rows or victims):
+        if self._num_rows(request) > len(self._free_rows) + len(victims):
             return False
-        cached = self.prefix_cache.match(request)
-        num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(cached))
+        start = self._start(request)
+        num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(start.block_ids))
         others = [other for other in self.running if other not in victims]
         num_promised = sum(self._num_missing_blocks(r) for r in others if r.num_computed_tokens < r.num_tokens)
         num_available = self.pool.num_free + num_freed - num_promised - self._num_spare(others)
-        return self._num_taken(request, cached) <= num_available
+        return self._num_taken(request, start) <= num_available
 
     def _preempt(self, victim: Request) -> None:
-        """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps."""
-        del self.running[bisect_left(self.running, victim.order, key=_by_order)]
-        self._release(victim)
+        """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps.
+
+        A beam's whole search begins anew.
+        """
+        if victim.is_beam:
+            victim = self._give_up_search(self._beams.of(victim))
+        else:
+            self._stop_running(victim)
         victim.num_computed_tokens = 0
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         self.num_preemptions += 1
         insort(self.waiting, victim, key=_by_order)
 
+    def _give_up_search(self, group: BeamGroup) -> Request:
+        for member in group.members:
+            if member.row is not None:
+                self._stop_running(member)
+                member.status = RequestStatus.WAITING
+        self._give_back_rows(self._beams.give_back(group))
+        group.restart(new_search(group.first))
+        return group.first
+
+    def _stop_running(self, victim: Request) -> None:
+        del self.running[bisect_left(self.running, victim.order, key=_by_order)]
+        self._release(victim)
+
     def _admissions(self, output: SchedulerOutput) -> Iterator[Request]:
         """Admit waiting requests in order while rows and blocks last; nobody overtakes the head."""
         num_promised = sum(self._num_missing_blocks(share.request) for share in output.scheduled if not share.samples)
-        while self.waiting and self._prompt_budget and self._admit(self.waiting[0], num_promised):
+        while self.waiting and self._prompt_budget:
+            if not self._admit(self.waiting[0], num_promised):
+                if not self.running and self._forks.drop():
+                    continue  # nobody else will give back what the head needs
+                return
             request = self.waiting.pop(0)
             yield request
             num_promised += self._num_missing_blocks(request)
@@ -390,20 +543,24 @@ class Scheduler:
 
         Only the blocks of its first chunk are taken soon. The others are promised: no later admission counts on them.
         """
-        if not self._free_rows or request.num_in_flight:
+        if self._num_rows(request) > len(self._free_rows) or request.num_in_flight:
             return False  # with its row a preempted request lost its token in flight: it goes on once that was read
-        cached = self.prefix_cache.match(request)
-        if self._num_taken(request, cached) > self.pool.num_free - num_promised - self._num_spare(self.running):
+        start = self._start(request)
+        if self._num_taken(request, start) > self.pool.num_free - num_promised - self._num_spare(self.running):
             return False
-        self.pool.retain(cached)  # before anything is allocated, which could evict them
-        num_cached_tokens = len(cached) * self.block_size
-        self.prefix_cache.record(request, num_cached_tokens)
-        if request.num_preemptions == 0:
-            request.num_cached_tokens = num_cached_tokens
-        request.num_computed_tokens = request.num_registered_tokens = num_cached_tokens
-        request.block_ids = cached
-        if self._is_settled(request):
-            request.block_ids += self.pool.allocate(self._num_blocks(request.max_num_tokens) - len(cached))
+        self.pool.retain(start.block_ids)  # before anything is allocated, which could evict them
+        if not start.is_forked:
+            self.prefix_cache.record(request, start.num_tokens)
+            if request.num_preemptions == 0:
+                request.num_cached_tokens = start.num_tokens
+        self._forks.note_started(request)
+        request.num_computed_tokens = start.num_tokens
+        request.num_registered_tokens = start.num_tokens // self.block_size * self.block_size
+        request.block_ids = start.block_ids
+        if request.is_beam:
+            self._beams.open(request, [heapq.heappop(self._free_rows) for _ in range(self._num_rows(request) - 1)])
+        elif self._is_settled(request):
+            request.block_ids += self.pool.allocate(self._num_blocks(request.max_num_tokens) - len(start.block_ids))
         request.row = heapq.heappop(self._free_rows)
         request.status = RequestStatus.RUNNING
         self._fair_share.note_started(request.order[-2])
@@ -414,10 +571,24 @@ class Scheduler:
         """Blocks that an admission leaves to those that run: they will grow, and would throw it out again."""
         return self.num_watermark_blocks if running else 0
 
-    def _num_taken(self, request: Request, cached: Sequence[int]) -> int:
+    def _start(self, request: Request) -> Start:
+        """Find what is computed of a request already."""
+        forked, num_forked = self._forks.prefix_of(request)
+        if forked and num_forked == request.num_tokens - 1:
+            return Start(list(forked), num_forked, True)
+        cached = self.prefix_cache.match(request)
+        num_cached = len(cached) * self.block_size
+        return Start(list(forked), num_forked, True) if num_forked > num_cached else Start(cached, num_cached, False)
+
+    def _num_taken(self, request: Request, start: Start) -> int:
         """Free blocks that an admission takes or is promised, revived ones included."""
+        if request.is_beam:
+            num_new = self._beams.of(request).num_blocks(self.block_size) - len(start.block_ids)
+            return num_new + self.pool.num_idle(start.block_ids)
         num_tokens = request.max_num_tokens if self._is_settled(request) else request.num_tokens + 1
-        return self._num_blocks(num_tokens) - len(cached) + self.pool.num_idle(cached)
+        has_copy = start.num_tokens % self.block_size > 0  # of the block that the first new token goes into
+        num_new = self._num_blocks(num_tokens) - len(start.block_ids) + has_copy
+        return num_new + self.pool.num_idle(start.block_ids)
 
     def _release(self, request: Request) -> None:
         assert request.row is not None, "only a running request has something to release"
@@ -426,9 +597,18 @@ class Scheduler:
         heapq.heappush(self._free_rows, request.row)
         request.row = None
 
+    def _give_back_rows(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            heapq.heappush(self._free_rows, row)
+
+    def _num_rows(self, request: Request) -> int:
+        return self._beams.of(request).width if request.is_beam else 1
+
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def _num_missing_blocks(self, request: Request) -> int:
         """Blocks that admission promised for known tokens and one more, not taken yet."""
+        if request.is_beam:
+            return 0
         return max(0, self._num_blocks(request.num_tokens + 1) - len(request.block_ids))
