@@ -50,6 +50,8 @@ async def ask(client, http):
     found["stream"] = [chunk async for chunk in await complete("hello", stream=True, logprobs=2, echo=True)]
     found["echo"] = await complete("hello", logprobs=2, echo=True)
     found["chat"] = await client.chat.completions.create(model="fake", messages=MESSAGES, n=2, **GREEDY)
+    beams = {"use_beam_search": True, "ignore_eos": True, "best_of": 4}
+    found["beams"] = await complete("hello", n=2, logprobs=2, extra_body=beams)
     found["refused"] = await http.post("/v1/completions", json={"prompt": "x" * 129})
     return found
 
@@ -153,3 +155,13 @@ def test_engine_counts_are_conserved(answers):
     assert values["vllm:estimated_read_bytes_per_gpu_total",] > num_iterations
     assert values["vllm:gpu_prefix_cache_hits_total",] == values["vllm:prefix_cache_hits_total",] >= cached
     assert values["vllm:time_per_output_token_seconds_count",] == values["vllm:inter_token_latency_seconds_count",]
+
+
+def test_a_beam_search_answers_with_its_best_hypotheses(answers):
+    first, second = answers["beams"].choices
+    ids = byte_tokenizer().encode("hello")
+    assert first.text == byte_tokenizer().decode(continuation(ids, 20))
+    assert second.text != first.text
+    totals = [sum(choice.logprobs.token_logprobs) for choice in (first, second)]
+    assert totals[0] > totals[1]
+    assert answers["beams"].usage.completion_tokens == 40
