@@ -89,7 +89,9 @@ def test_a_search_beside_other_requests_and_resets_finds_the_same(llm):
         check_is_golden(finished[f"beam{i}"], search)
 
 
-@pytest.mark.parametrize("case", ["llama3_rope", "qwen3", "gemma3", "smollm2"])
+@pytest.mark.parametrize(
+    "case", ["qwen3", *(pytest.param(case, marks=pytest.mark.oracle) for case in ("llama3_rope", "gemma3", "smollm2"))]
+)
 def test_searches_of_other_families_find_what_transformers_finds(case):
     searches = [one for one in GOLDEN if one["case"] == case]
     with make_llm(case, max_num_batched_tokens=16, enable_prefix_caching=False, async_scheduling=False) as llm:
@@ -181,9 +183,13 @@ def test_a_search_is_aborted_in_every_state_of_its_life(engine, after):
 
 
 def test_logits_that_are_not_finite_end_the_whole_search_alone():
-    engine = fake_engine(poison=continuation(PROMPT, 3)[2])
-    outs = run_all(engine, [("b", PROMPT, beams(2)), ("good", [1, 2, 3], SamplingParams(temperature=0, max_tokens=3))])
-    assert [one.finish_reason for one in outs["b"].outputs] == ["error", "error"]
+    """And all completions of a prompt with such logits."""
+    poison, params = continuation(PROMPT, 3)[2], SamplingParams(temperature=0, max_tokens=3)
+    engine = fake_engine(poison=poison, max_num_batched_tokens=16)
+    many = SamplingParams(n=3, max_tokens=3)
+    outs = run_all(engine, [("b", PROMPT, beams(2)), ("many", [1, poison], many), ("good", [1, 2, 3], params)])
+    assert [one.finish_reason for one in outs["b"].outputs] == ["error"] * 2
+    assert [one.finish_reason for one in outs["many"].outputs] == ["error"] * 3
     assert "not finite" in outs["b"].error
     assert outs["good"].outputs[0].token_ids == continuation([1, 2, 3], 3)
     assert engine.stats()["num_blocks_used"] == 0

@@ -101,7 +101,8 @@ class Program:
             if not request.is_beam:
                 self.expected[request.request_id] = expected_output(request, limit)
         if group[0].is_beam:
-            self.expected.update(zip((one.request_id for one in group), expected_beams(group[0], limit), strict=True))
+            request_ids = [request.request_id for request in group]
+            self.expected.update(zip(request_ids, expected_beams(group[0], limit), strict=True))
 
     def add_group(self, first, second):
         """Add requests that share a prompt, sometimes more than there are rows."""
@@ -199,6 +200,7 @@ def test_no_operation_of_long_random_programs_leaves_a_contradiction():
     assert happened["operations"] >= 20_000
     for event in (
         "fork", "add_group", "add_beams", "searches", "num_block_copies", "preempt", "pinned", "unpinned", "reset",
-        "fail", "num_preemptions", "settled", "prefix_cache_evictions", "prefix_cache_hits", "prefix_cache_resumed_hits",
+        "fail", "num_preemptions", "settled", "prefix_cache_evictions", "prefix_cache_hits",
+        "prefix_cache_resumed_hits",
     ):  # fmt: skip
         assert happened[event] > 20, event

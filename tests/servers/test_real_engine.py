@@ -129,8 +129,8 @@ def test_nothing_is_left_after_a_client_has_left(answers):
 def test_the_reasons_add_up(answers):
     lines = [line for line in answers["metrics"].splitlines() if line.startswith("vllm:request_success_total")]
     counts = {line.split('finished_reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
-    assert counts["length"] == 1 + 12 + 2 + 1
-    assert sum(counts.values()) == 1 + 12 + 2 + 1 + 1
+    assert counts["length"] == 1 + 12 + 2 + 1 + 1
+    assert sum(counts.values()) == 1 + 12 + 2 + 1 + 1 + 1
 
 
 def test_the_dashboard_and_the_alerts_find_all_they_ask_for(answers):
