@@ -189,12 +189,13 @@ def _open_llm(engine: EngineConfig) -> Any:
 
 def _prepare(engine: EngineConfig, level: int) -> None:
     """Set up logging, and what must be settled before JAX starts."""
-    from pagedjax.device import reserve_device_memory
+    from pagedjax.device import allow_pinned_memory, reserve_device_memory
 
     logging.basicConfig(format=LOG_FORMAT, datefmt=LOG_DATE_FORMAT, level=logging.WARNING)
     for name in ("pagedjax", "servers", "aiohttp.access"):
         logging.getLogger(name).setLevel(level)
     reserve_device_memory(engine.gpu_memory_utilization)
+    allow_pinned_memory(engine.swap_space)
 
 
 def _unknown(kind: str, name: str, known: Sequence[str]) -> str:

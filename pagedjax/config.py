@@ -25,7 +25,6 @@ NOT_BUILT: dict[str, tuple[Any, str]] = {
     "data_parallel_size": (1, "is not built yet; leave it at 1 and run several servers"),
     "quantization": (None, "is not built yet; leave it out (a .gguf file is expanded to --dtype when it loads)"),
     "speculative_config": (None, "is not built yet; leave it out"),
-    "swap_space": (0.0, "is not built yet; leave it at 0, preempted requests are computed again"),
     "enable_chunked_prefill": (True, "is refused: long prompts are always split; lower --max-model-len to bound them"),
     "trust_remote_code": (False, "is refused: code from model repositories is never run; leave it out"),
 }
@@ -75,7 +74,14 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = option(
         None, "Number of KV cache blocks, in place of what memory allows; for tests."
     )
-    swap_space: float = option(0.0, "Host memory for swapped blocks in GiB.")
+    swap_space: float = option(
+        0.0,
+        "GiB of pinned host memory for the blocks of preempted requests and for prefixes that the KV cache has no room "
+        "for; 0 for none: they are computed again.",
+    )
+    preemption_mode: Literal["auto", "swap", "recompute"] = option(
+        "auto", "What becomes of a preempted request's blocks; 'auto' does what should take less time, as measured."
+    )
     max_num_seqs: int = option(256, "Most requests in one iteration.")
     max_num_batched_tokens: int | None = option(
         None, "Most tokens in one iteration; 8192 on a GPU and 2048 on a CPU if unset."

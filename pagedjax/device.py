@@ -3,6 +3,7 @@
 Looks at files and environment variables first: a GPU that JAX would silently ignore is an error here.
 """
 
+import math
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -12,12 +13,28 @@ import jax
 from pagedjax.errors import ConfigError
 
 MEMORY_SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the second is the older name
+HOST_LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"  # of pinned memory
+HOST_LIMIT_GIB = 14  # what JAX allows at least where nobody says otherwise, with room for its own transfers
 
 
 def reserve_device_memory(share: float, environ: MutableMapping[str, str] = os.environ) -> None:
     """Have JAX take `share` of each GPU's memory when it starts; a share that the environment names already stays."""
     if not any(name in environ for name in MEMORY_SHARE_VARIABLES):
         environ[MEMORY_SHARE_VARIABLES[0]] = str(share)
+
+
+def allow_pinned_memory(num_gib: float, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have JAX pin up to `num_gib` of host memory, and a little for its own transfers, unless a limit is set."""
+    if num_gib > HOST_LIMIT_GIB and HOST_LIMIT_VARIABLE not in environ:
+        environ[HOST_LIMIT_VARIABLE] = str(math.ceil(num_gib) + 2)
+
+
+def host_memory_bytes(root: Path = Path("/")) -> int:
+    """Return the memory of this host, or of the container that this process may not leave."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = root / "sys/fs/cgroup/memory.max"
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(text)) if text.isdigit() else total
 
 
 def check_devices() -> str:

@@ -27,6 +27,7 @@ from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResul
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
 from pagedjax.iteration_stats import Histogram, IterationStats
+from pagedjax.length_hint import LengthHint
 from pagedjax.loading import load_model
 from pagedjax.loading.generation_config import generation_defaults
 from pagedjax.loading.weights import LoadedModel
@@ -37,6 +38,7 @@ from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScor
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.fair_share import Client
 from pagedjax.scheduling.pacing import Pacing
+from pagedjax.scheduling.preemption import PreemptionCosts
 from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
 from pagedjax.text.chat import load_chat_template
@@ -144,6 +146,9 @@ class LLMEngine:
             enable_prefix_caching=self.config.enable_prefix_caching,
             policy=self.config.scheduling_policy,
             watermark=self.config.watermark,
+            num_host_chunks=self._runner.host.plan.num_chunks,
+            chunk_size=self._runner.host.plan.chunk_size,
+            preemption_costs=PreemptionCosts(self.config.preemption_mode, self._runner.host.speed),
             pacing=Pacing(
                 delay_factor=self.config.scheduler_delay_factor,
                 target_seconds=None if target_itl_ms is None else target_itl_ms / 1000,
@@ -156,6 +161,7 @@ class LLMEngine:
         self._iterations = IterationStats(
             weight_bytes=ledger.weights, kv_bytes_per_token=ledger.block / self.config.block_size
         )
+        self._length_hint = LengthHint(max_model_len)
         self._running: dict[str, RunningRequest] = {}
         self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
         self._due: dict[str, None] = {}  # requests that finished outside a step: aborted ones
@@ -174,10 +180,12 @@ class LLMEngine:
         cache_salt: str | None = None,
         client: Client = ("", ""),
         arrival_time: float | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Queue a request. `prompt` is text or token ids; `arrival_time` is on `time.monotonic()`.
 
-        `client` is a key and a user: keys have equal shares of the engine, and so have the users of one key.
+        `client` is a key and a user: keys have equal shares of the engine, and so have the users of one key. After
+        `timeout` seconds from its arrival an unfinished request ends with finish_reason "timeout" and what it has.
 
         Raises:
           InvalidRequestError: it can never run; the engine is untouched.
@@ -188,7 +196,7 @@ class LLMEngine:
         params = sampling_params if sampling_params is not None else self.default_params()
         new = self._input.build(
             request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt,
-            client=client,
+            client=client, timeout=timeout,
         )  # fmt: skip
         for taken in (request_id, *(child.request_id for child in new.children)):  # n > 1 has an id for each child
             if taken in self._running or taken in self._completions:
@@ -207,10 +215,16 @@ class LLMEngine:
         """
         self._check_open()
         began, waited = time.perf_counter(), self._runner.times.wait
-        output = self._scheduler.schedule(time.monotonic())
+        output = self._scheduler.schedule(time.monotonic(), self._runner.host.progress())
+        for request in output.timed_out:
+            self._time_out(request)
+        if output.copies:
+            self._runner.copy_blocks(output.copies)
         if output.scheduled:
             self._note_scheduled(output)
             self._dispatch(output)
+        elif not self._in_flight:
+            self._runner.host.wait()
         touched = self._due
         self._due = {}
         while len(self._in_flight) > LOOKAHEAD:
@@ -263,6 +277,7 @@ class LLMEngine:
         """Counters and gauges now; keys are vLLM's metric names without the prefix."""
         return {
             **self._scheduler.stats(),
+            **self._runner.host.stats(),
             **self._counts,
             **self._iterations.counters(),
             **device_memory(),
@@ -336,6 +351,7 @@ class LLMEngine:
         runner = self._runner
         return [
             *runner.ledger.lines(),
+            *runner.host.plan.lines(runner.host.speed, self.config.block_size),
             *runner.kernel_lines,
             f"{runner.num_executables} executables, {runner.num_full_model_executables} of the whole model",
         ]
@@ -385,6 +401,17 @@ class LLMEngine:
         running.error = reason
         self._scheduler.finish(request, RequestStatus.FINISHED_ERROR)
 
+    def _time_out(self, request: Request) -> None:
+        """Report a request that the scheduler has ended."""
+        running, completion = self._completions[request.request_id]
+        seconds, num_tokens = request.deadline - request.arrival_time, len(request.output_token_ids)
+        running.error = (
+            f"the request has reached its deadline of {seconds:g} s after {num_tokens} tokens; "
+            "allow it more time or ask for fewer tokens"
+        )
+        completion.flush()
+        self._due[running.new.request_id] = None
+
     def _dispatch(self, output: SchedulerOutput) -> None:
         is_starved = not self._in_flight or self._in_flight[-1][0].is_ready
         self._in_flight.append((self._runner.dispatch(output), time.perf_counter()))
@@ -396,9 +423,7 @@ class LLMEngine:
         seconds = self._iterations.note_result(dispatched_time)
         if step.sampling:  # of other steps nothing is read, so nobody waited for them
             plan = step.output
-            self._scheduler.pacing.note_step(
-                num_requests=len(plan.scheduled), num_tokens=plan.num_tokens, seconds=seconds
-            )
+            self._scheduler.note_step(num_requests=len(plan.scheduled), num_tokens=plan.num_tokens, seconds=seconds)
         touched: dict[str, None] = {}
         for scored in result.prompt_logprobs:
             known = self._completions.get(scored.request.request_id)
@@ -420,7 +445,7 @@ class LLMEngine:
         if request.sampling_params.logprobs is not None and result.logprobs is not None and token_ids:
             scores = [_score_at(result.logprobs, result.logprob_rows[request.request_id])]
         if token_ids:
-            running.note_tokens()
+            running.note_tokens(result.read_time)
         matched, grammar = completion.push(token_ids, scores), completion.grammar
         if matched is not None:
             self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED, stop_reason=matched)
@@ -450,15 +475,22 @@ class LLMEngine:
             if running is None:
                 continue
             output = running.output()
-            if output is not None:
-                outputs.append(output)
-            if running.is_finished:
+            if output is None:
+                continue
+            outputs.append(output)
+            if output.finished:
                 self._forget(request_id)
         return outputs
 
     def _forget(self, request_id: str) -> None:
-        for child in self._running.pop(request_id).new.children:
-            self._completions.pop(child.request_id)
+        for child in self._running[request_id].new.children:
+            del self._completions[child.request_id]
+        for completion in self._running.pop(request_id).completions:
+            request = completion.request
+            if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH):
+                hint = self._length_hint.note(request.num_tokens)
+                if hint is not None:
+                    logger.info("%s", hint)
 
 
 def _why_nothing_is_sampled(params: SamplingParams) -> str:

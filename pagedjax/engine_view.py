@@ -9,7 +9,7 @@ class RequestView:
     """One unfinished request, its completions together."""
 
     request_id: str
-    status: Literal["waiting", "running"]
+    status: Literal["waiting", "running", "swapped"]
     num_prompt_tokens: int
     num_output_tokens: int
     num_computed_tokens: int

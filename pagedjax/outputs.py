@@ -14,7 +14,7 @@ class Logprob(NamedTuple):
 
 @dataclass(kw_only=True)
 class CompletionOutput:
-    """One completion of a request. `finish_reason` is None while it runs, then stop, length, abort or error."""
+    """One completion of a request. `finish_reason` is None at first, then stop, length, abort, timeout or error."""
 
     index: int
     text: str
@@ -52,5 +52,5 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # first entry None
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
-    error: str | None = None  # why a finish_reason of "error" happened
+    error: str | None = None  # why a finish_reason of "error" or "timeout" happened
     metrics: RequestMetrics | None = field(default=None, repr=False)

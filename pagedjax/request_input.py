@@ -56,6 +56,7 @@ class RequestInput:
         priority: int = 0,
         cache_salt: str | None = None,
         client: Client = ("", ""),
+        timeout: float | None = None,
     ) -> NewRequest:
         """Check and tokenize.
 
@@ -64,6 +65,7 @@ class RequestInput:
         """
         _check_params(params)
         self._check_order(priority, arrival_time)
+        _check_timeout(timeout)
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise InvalidRequestError(
                 f"cache_salt is {cache_salt!r:.80}; it must be a string that is not empty", param="cache_salt"
@@ -84,6 +86,7 @@ class RequestInput:
                 max_tokens=max_tokens,
                 eos_token_ids=self._eos_token_ids,
                 arrival_time=arrival_time,
+                deadline=math.inf if timeout is None else arrival_time + timeout,
                 priority=priority,
                 cache_salt=cache_salt,
                 client=client,
@@ -219,6 +222,14 @@ class RequestInput:
                 )
             found[token_ids] = None
         return tuple(found)
+
+
+def _check_timeout(timeout: float | None) -> None:
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 < timeout < math.inf):
+        raise InvalidRequestError(
+            f"timeout is {timeout!r:.80}; it must be a number of seconds above 0, or None", param="timeout"
+        )
 
 
 def _check_params(params: SamplingParams) -> None:

@@ -6,6 +6,7 @@ Detokenizes, finds stop strings, collects log probabilities and builds the `Requ
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -137,7 +138,7 @@ class RunningRequest:
         requests = [completion.request for completion in self.completions]
         return RequestView(
             request_id=self.new.request_id,
-            status="running" if any(one.status is RequestStatus.RUNNING for one in requests) else "waiting",
+            status=_status(requests),
             num_prompt_tokens=len(self.new.prompt_token_ids),
             num_output_tokens=sum(len(one.output_token_ids) for one in requests),
             num_computed_tokens=sum(one.num_computed_tokens for one in requests),
@@ -157,9 +158,8 @@ class RunningRequest:
                 token_id = self.new.prompt_token_ids[position]
                 self.prompt_logprobs.append(to_logprobs(token_id, score, count, self.tokenizer))
 
-    def note_tokens(self) -> None:
+    def note_tokens(self, now: float) -> None:
         """Record the time at which tokens arrived."""
-        now = time.monotonic()
         self.metrics.first_token_time = self.metrics.first_token_time or now
         self.metrics.last_token_time = now
 
@@ -189,6 +189,13 @@ class RunningRequest:
             error=self.error,
             metrics=replace(self.metrics),  # a copy: another thread may read it while this one goes on
         )
+
+
+def _status(requests: Sequence[Request]) -> Literal["waiting", "running", "swapped"]:
+    if any(one.status is RequestStatus.RUNNING for one in requests):
+        return "running"
+    is_away = any(one.is_swapped or one.status is RequestStatus.SWAPPING_IN for one in requests)
+    return "swapped" if is_away else "waiting"
 
 
 def scores_of(hypothesis: Hypothesis) -> list[TokenScores]:

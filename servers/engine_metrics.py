@@ -18,6 +18,14 @@ COUNTERS = frozenset(
     {
         "num_preemptions",
         "num_block_copies",
+        "num_preemptions_swapped",
+        "swap_out_blocks",
+        "swap_out_bytes",
+        "swap_in_blocks",
+        "swap_in_bytes",
+        "swap_failures",
+        "external_prefix_cache_queries",
+        "external_prefix_cache_hits",
         "prefix_cache_queries",
         "prefix_cache_hits",
         "prefix_cache_partial_block_misses",
@@ -43,6 +51,14 @@ OLD_NAMES = {
 
 _TEXTS = {
     "num_block_copies": "KV cache blocks copied because several completions of one prompt go on from them.",
+    "num_requests_swapped": "Preempted requests whose blocks are in host memory, or on their way there.",
+    "cpu_cache_usage_perc": "Share of the swap space that requests need, 1 is all of it; prefixes take what is left.",
+    "num_preemptions_swapped": "Preemptions whose blocks went to host memory; others are computed again.",
+    "swap_out_blocks": "Blocks copied to host memory, of preempted requests and of prefixes.",
+    "swap_in_blocks": "Blocks copied back from host memory.",
+    "swap_failures": "Copies between device and host that failed; what they should have brought is computed again.",
+    "external_prefix_cache_queries": "Prompt tokens looked up in host memory, which the device did not have.",
+    "external_prefix_cache_hits": "Prompt tokens found in host memory.",
     "device_busy_seconds": "Seconds in which the device had a step to work on, at most.",
     "device_starved_iterations": "Iterations that found the device with nothing left to do: the host was too slow.",
     "estimated_read_bytes_per_gpu": "Bytes of weights and KV cache that the steps had to read, once each.",
@@ -67,7 +83,9 @@ class EngineMetrics(Collector):
             if name in OLD_NAMES:
                 yield self._family(name, OLD_NAMES[name], value)
         yield self._waiting_by_reason(stats["num_requests_waiting"])
-        yield self._prompt_tokens_by_source(stats["prompt_tokens"], stats["prompt_tokens_cached"])
+        yield self._prompt_tokens_by_source(
+            stats["prompt_tokens"], stats["prompt_tokens_cached"], stats.get("external_prefix_cache_hits", 0)
+        )
         for name, histogram in self._engine.histograms().items():
             yield histogram_family(name, _text(name), histogram, self._labels)
 
@@ -85,12 +103,13 @@ class EngineMetrics(Collector):
         family.add_metric((*self._labels, "deferred"), 0)  # nothing else holds a request back here
         return family
 
-    def _prompt_tokens_by_source(self, num_tokens: float, num_cached: float) -> Metric:
+    def _prompt_tokens_by_source(self, num_tokens: float, num_cached: float, num_from_host: float) -> Metric:
         family = CounterMetricFamily(
             "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from.", labels=(*LABELS, "source")
         )
         family.add_metric((*self._labels, "local_compute"), num_tokens - num_cached)
-        family.add_metric((*self._labels, "local_cache_hit"), num_cached)
+        family.add_metric((*self._labels, "local_cache_hit"), num_cached - num_from_host)
+        family.add_metric((*self._labels, "external_kv_transfer"), num_from_host)
         return family
 
 

@@ -22,6 +22,8 @@ from servers.streaming import DATA_EVENTS, Framing, json_answer, large_json_answ
 
 logger = logging.getLogger(__name__)
 
+GRACE_SECONDS = 0.5  # beyond a deadline, which the engine keeps between two steps: for an engine that is stuck
+
 
 class Answer(Protocol):
     """Turns outputs of the engine into an endpoint's JSON."""
@@ -49,9 +51,9 @@ async def respond(
             interval = call.state.config.sse_keep_alive_interval
             events = answer.events(streams)
             return await send_events(
-                call.request, events, framing=framing, keep_alive_interval=interval, timeout=call.timeout
+                call.request, events, framing=framing, keep_alive_interval=interval, timeout=_patience(call)
             )
-        async with asyncio.timeout(call.timeout):
+        async with asyncio.timeout(_patience(call)):
             outputs = await final_outputs(streams)
         if params.prompt_logprobs is not None:  # entries for every prompt token: too many to build in the event loop
             return await asyncio.to_thread(lambda: large_json_answer(answer.whole(outputs)))
@@ -82,6 +84,7 @@ async def submit(call: Call, prompts: Sequence[Prompt], params: SamplingParams) 
                     cache_salt=_cache_salt(call),
                     client=(call.owner, call.fields["user"] or ""),
                     arrival_time=call.arrival_time,
+                    timeout=call.timeout,
                 )
                 streams.append(stream)
                 metrics.start_request(stream.request_id, params)
@@ -101,9 +104,10 @@ async def final_outputs(streams: Sequence[RequestStream]) -> list[RequestOutput]
 
 
 def checked(output: RequestOutput) -> RequestOutput:
-    """Return `output`; a 500 if the engine could not finish the request."""
+    """Return `output`; a 504 if the engine ended the request at its deadline, a 500 if it could not finish it."""
     if output.error is not None:
-        raise ApiError(500, output.error)
+        is_late = any(completion.finish_reason == "timeout" for completion in output.outputs)
+        raise ApiError(504 if is_late else 500, output.error)
     return output
 
 
@@ -140,6 +144,13 @@ async def _pump(
         arrived.put_nowait((i, error))
     else:
         arrived.put_nowait((i, None))
+
+
+def _patience(call: Call) -> float | None:
+    """Seconds from now that the answer may take."""
+    if call.timeout is None:
+        return None
+    return max(0.0, call.arrival_time + call.timeout - time.monotonic()) + GRACE_SECONDS
 
 
 def _open_request(call: Call, prompts: Sequence[Prompt], params: SamplingParams) -> OpenRequest:

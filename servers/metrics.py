@@ -120,7 +120,7 @@ class ServerMetrics:
 
     def _observe_finished(self, request: _RunningRequest, output: RequestOutput) -> None:
         self._finished.labels(*self._labels, request.finish_reason).inc()
-        if output.error is not None:
+        if output.error is not None and request.finish_reason != "timeout":
             self._corrupted.inc()
         self._prefill_tokens.observe(len(output.prompt_token_ids) - output.num_cached_tokens)
         self._prompt_tokens.observe(len(output.prompt_token_ids))
@@ -150,7 +150,7 @@ class ServerMetrics:
         self._finished = Counter(
             "vllm:request_success", "Finished requests.", (*LABELS, "finished_reason"), registry=self.registry
         )
-        for reason in ("stop", "length", "abort", "error"):  # a series that appears late has no rate
+        for reason in ("stop", "length", "abort", "timeout", "error"):  # a series that appears late has no rate
             self._finished.labels(*self._labels, reason)
         self._corrupted = Counter(
             "vllm:corrupted_requests", "Requests whose logits were not finite.", LABELS, registry=self.registry

@@ -11,6 +11,7 @@ from pagedjax import (
     LLMEngine,
     RequestOutputKind,
     SamplingParams,
+    length_hint,
 )
 from pagedjax.execution.buckets import IS_FUSED
 from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
@@ -398,6 +399,16 @@ def test_a_bad_prompt_is_refused_with_value_limit_and_remedy(engine, prompt, fie
     assert not engine.has_unfinished_requests()
 
 
+def test_a_limit_far_above_what_requests_use_is_a_hint_in_the_log(engine, monkeypatch, caplog):
+    monkeypatch.setattr(length_hint, "NUM_REQUESTS", 4)
+    monkeypatch.setattr(engine, "_length_hint", length_hint.LengthHint(engine.config.max_model_len))
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    with caplog.at_level("INFO", logger="pagedjax.engine"):
+        run_all(engine, [(str(i), [i, i], params) for i in range(9)])
+    (hint,) = [message for message in caplog.messages if message.startswith("Hint")]
+    assert "max_model_len is 128, 99 % of the last 4 requests had 5 tokens or less; --max-model-len 6" in hint
+
+
 def test_a_request_id_in_use_is_refused(engine):
     engine.add_request("same", [1], GREEDY)
     with pytest.raises(InvalidRequestError, match="in use"):
@@ -418,6 +429,9 @@ def test_a_request_id_in_use_is_refused(engine):
         ({"arrival_time": float("nan")}, "arrival_time"),
         ({"arrival_time": "now"}, "arrival_time"),
         ({"sampling_params": {"n": 1}}, "sampling_params"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": float("inf")}, "timeout"),
+        ({"timeout": "soon"}, "timeout"),
     ],
 )
 def test_a_bad_option_of_one_request_costs_the_others_nothing(engine, options, field):

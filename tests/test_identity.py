@@ -1,4 +1,5 @@
-"""One request gets the same tokens, float32, however it is served: alone, batched, cached, in chunks, preempted.
+"""One request gets the same tokens, float32, however it is served: alone, batched, cached, in chunks, preempted,
+swapped out and in.
 
 A tiny Mistral with random weights, whose window of 8 every prompt crosses; greedy and sampled, with every filter.
 """
@@ -139,6 +140,18 @@ def test_preempted_half_way_and_computed_again(alone, eight_alone, prefix_cachin
         assert completions(llm) == eight_alone
         assert llm.engine.stats()["num_preemptions"] > num_preemptions
         assert llm.engine.stats()["num_block_copies"] > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_prefix_caching": False}])
+def test_swapped_half_way_and_brought_back(alone, options):
+    prompts, params = requests()
+    small = {"num_gpu_blocks_override": 40, "max_num_seqs": 16, "swap_space": 0.001, "preemption_mode": "swap"}
+    with make_llm(**small, **options) as llm:
+        assert tokens(llm, prompts, params) == alone
+        stats = llm.engine.stats()
+        assert stats["num_preemptions_swapped"] > 0
+        assert stats["swap_in_blocks"] > 0
+        assert (stats["swap_failures"], stats["num_compilations_after_ready"]) == (0, 0)
 
 
 def test_without_the_iteration_ahead(alone):

@@ -84,7 +84,7 @@ def test_copies_of_one_call_are_all_read_before_any_is_written(engine):
     for (k, v), layer in zip(zip(filled[::2], filled[1::2], strict=True), range(len(runner._kv_cache)), strict=True):
         runner._kv_cache[layer] = (runner._kv_cache[layer][0].at[:].set(k), runner._kv_cache[layer][1].at[:].set(v))
     pairs = [(3, 4), (4, 5), (7, 8), *((9, target) for target in range(10, 10 + COPY_BUCKETS[0]))]
-    runner._copy_blocks(pairs)
+    runner._fork_blocks(pairs)
     for pool, old in zip((pool for layer in runner._kv_cache for pool in layer), filled, strict=True):
         expected = old.copy()
         for source, target in pairs:

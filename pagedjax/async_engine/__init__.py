@@ -59,6 +59,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
         client: tuple[str, str] = ("", ""),
         arrival_time: float | None = None,
+        timeout: float | None = None,  # the engine's, from the arrival on: the last output says that it is over
     ) -> "RequestStream":
         """Start a request; iterate the result for its outputs, or `await` it first to know that it was accepted.
 
@@ -69,7 +70,7 @@ class AsyncEngine:
         is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
         mailbox = self._mailboxes.open(request_id, is_delta=is_delta)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        add = Add(request_id, prompt, sampling_params, priority, cache_salt, client, arrival_time)
+        add = Add(request_id, prompt, sampling_params, priority, cache_salt, client, arrival_time, timeout)
         if self._thread.is_prepared(sampling_params):
             self._thread.inbox.put(add)
         else:

@@ -48,6 +48,7 @@ class Engine(Protocol):
         cache_salt: str | None = None,
         client: tuple[str, str] = ("", ""),
         arrival_time: float | None = None,
+        timeout: float | None = None,
     ) -> Any: ...
 
     def is_prepared(self, sampling_params: SamplingParams) -> bool: ...
@@ -82,6 +83,7 @@ class Add:
     cache_salt: str | None
     client: tuple[str, str]
     arrival_time: float
+    timeout: float | None
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ class EngineThread:
                 cache_salt=message.cache_salt,
                 client=message.client,
                 arrival_time=message.arrival_time,
+                timeout=message.timeout,
             )
         except InvalidRequestError as error:
             event = error

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 ROW_WRITER_BUCKETS = (1, 8, 64)
 SAMPLE_BUCKETS = {"cpu": (1, 16), "gpu": (8, 64)}  # and max_num_seqs
-GROWTH = {"cpu": 4, "gpu": 2}  # a CPU compiles slowly, and reads the weights once however few rows there are
+# Sizes below a limit, which is always a bucket too; above the last they double. A CPU compiles slowly, and reads the
+# weights once however few rows there are. On a GPU a step of up to 256 tokens takes as long as reading the weights;
+# above, its time follows its tokens, padding included.
+DECODE_SIZES = {"cpu": (1, 4, 16, 64, 256, 1024), "gpu": (1, 8, 16, 32, 64, 128, 256, 320, 384, 448, 512)}
+TOKEN_SIZES = {"cpu": (16, 64, 256, 1024, 4096, 16384), "gpu": (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)}
 IS_FUSED = {"cpu": False, "gpu": True}  # one call a decode step saves a GPU a gap; apart, a CPU compiles half as much
 SCORE_ROWS = 64  # hidden rows scored at once for prompt_logprobs
-MIN_TOKEN_BUCKET = 16
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,12 @@ class StepShape:
         return 2 * self.num_rows + 3 * self.num_updates + (0 if self.is_decode else self.num_tokens)
 
 
-def sizes_between(first: int, last: int, *, growth: int) -> tuple[int, ...]:
-    """`first`, multiplied by `growth` until `last`, which is always included."""
-    sizes = []
-    while first < last:
-        sizes.append(first)
-        first *= growth
-    return (*sizes, last)
+def sizes_up_to(limit: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes below the limit, those that follow by doubling the last, and the limit."""
+    below = [size for size in sizes if size < limit]
+    while sizes[-1] < limit and below[-1] * 2 < limit:
+        below.append(below[-1] * 2)
+    return (*below, limit)
 
 
 def bucket_for(size: int, buckets: tuple[int, ...]) -> int:
@@ -72,10 +74,9 @@ class BucketTable:
     @classmethod
     def build(cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int, platform: str) -> "BucketTable":
         """Choose the buckets for a "cpu" or a "gpu"."""
-        growth, first = GROWTH[platform], min(MIN_TOKEN_BUCKET, max_num_batched_tokens)
         return cls(
-            decode=sizes_between(1, max_num_seqs, growth=growth),
-            tokens=sizes_between(first, max_num_batched_tokens, growth=growth),
+            decode=sizes_up_to(max_num_seqs, DECODE_SIZES[platform]),
+            tokens=sizes_up_to(max_num_batched_tokens, TOKEN_SIZES[platform]),
             sample=(*(b for b in SAMPLE_BUCKETS[platform] if b < max_num_seqs), max_num_seqs),
             is_fused=IS_FUSED[platform],
             max_num_seqs=max_num_seqs,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pagedjax.execution import kv_cache
 from pagedjax.execution.block_copy import COPY_BUCKETS, copy_blocks
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape
 from pagedjax.execution.compilation import Task, jit_with, shapes_of
@@ -16,7 +17,7 @@ from pagedjax.execution.request_state import NUM_FIXED, write_masks, write_rows,
 from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions
 from pagedjax.models.config import ModelConfig
 
-PLAIN_VARIANTS = ("greedy", "random")  # need no wide rows
+PLAIN_VARIANTS = ("plain",)  # need no wide rows
 WIDE_VARIANTS = ("top_k", "full")
 
 
@@ -36,8 +37,7 @@ def executable_tasks(
     """
     rows, wide, neutral = state
     leaves = shapes_of(functions.leaves)
-    pool = jax.ShapeDtypeStruct((num_blocks, config.num_kv_heads, buckets.block_size, config.head_dim), dtype)
-    cache = [(pool, pool)] * config.num_layers
+    cache = kv_cache.shapes(config, num_blocks=num_blocks, block_size=buckets.block_size, dtype=dtype)
     tasks = []
     for bucket in buckets.tokens:
         hidden = jax.ShapeDtypeStruct((bucket, config.hidden_size), dtype)

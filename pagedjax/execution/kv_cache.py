@@ -32,6 +32,12 @@ def block_bytes(model: ModelConfig, *, block_size: int, dtype: jnp.dtype) -> int
     return values * jnp.dtype(dtype).itemsize
 
 
+def shapes(model: ModelConfig, *, num_blocks: int, block_size: int, dtype: jnp.dtype) -> list[tuple[Any, Any]]:
+    """The pool as shapes."""
+    pool = jax.ShapeDtypeStruct((num_blocks, model.num_kv_heads, block_size, model.head_dim), dtype)
+    return [(pool, pool)] * model.num_layers
+
+
 def allocate(model: ModelConfig, *, num_blocks: int, block_size: int, dtype: jnp.dtype) -> KVCache:
     """A pool of zeros."""
     shape = (num_blocks, model.num_kv_heads, block_size, model.head_dim)
@@ -53,6 +59,7 @@ class Ledger:
     block_size: int
     max_model_len: int
     device: str
+    swap_staging: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -70,6 +77,7 @@ class Ledger:
             ("weights", self.weights),
             ("request state", self.request_state),
             ("temporaries of the largest step and sampler", self.temporaries),
+            *([("staging for swapped blocks", self.swap_staging)] if self.swap_staging else []),
             ("margin", self.margin),
             ("other arrays in this process", self.foreign),
             (f"KV cache, {self.num_blocks} blocks of {self.block} bytes", self.num_blocks * self.block),
@@ -98,7 +106,7 @@ class Ledger:
 
 def plan(
     config: EngineConfig, model: ModelConfig, *, dtype: jnp.dtype, max_model_len: int,
-    weights: int, request_state: int, temporaries: int,
+    weights: int, request_state: int, temporaries: int, swap_staging: int = 0,
 ) -> Ledger:  # fmt: skip
     """Decide num_blocks, and max_model_len where it is AUTO.
 
@@ -108,10 +116,10 @@ def plan(
     device = jax.local_devices()[0]
     one_block = block_bytes(model, block_size=config.block_size, dtype=dtype)
     budget, foreign, margin = _budget(config, device, weights + request_state)
-    room = budget - weights - request_state - temporaries - margin - foreign
+    room = budget - weights - request_state - temporaries - swap_staging - margin - foreign
     if config.kv_cache_memory_bytes is not None or device.platform == "cpu":
         room = config.kv_cache_memory_bytes or CPU_KV_CACHE_BYTES
-        budget = weights + request_state + temporaries + room
+        budget = weights + request_state + temporaries + swap_staging + room
         margin = foreign = 0
     num_blocks = config.num_gpu_blocks_override or _coarse(max(room, 0) // one_block)
     if max_model_len == AUTO:
@@ -122,7 +130,7 @@ def plan(
     ledger = Ledger(
         budget=budget, weights=weights, request_state=request_state, temporaries=temporaries, margin=margin,
         foreign=foreign, block=one_block, num_blocks=min(num_blocks, useful), block_size=config.block_size,
-        max_model_len=max_model_len, device=device.platform,
+        max_model_len=max_model_len, device=device.platform, swap_staging=swap_staging,
     )  # fmt: skip
     if ledger.max_concurrency < 1:
         raise ConfigError(_too_small(config, model, ledger, room))

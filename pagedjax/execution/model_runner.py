@@ -15,10 +15,11 @@ from flax import nnx
 
 from pagedjax.config import AUTO, EngineConfig
 from pagedjax.errors import ConfigError
-from pagedjax.execution import kv_cache
+from pagedjax.execution import executable_cache, kv_cache
 from pagedjax.execution.block_copy import COPY_BUCKETS, pack_copies
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
 from pagedjax.execution.compilation import CompilationCounter, compile_all, enable_cache, shapes_of
+from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.executables import (
     PLAIN_VARIANTS,
     WIDE_VARIANTS,
@@ -26,6 +27,7 @@ from pagedjax.execution.executables import (
     forward_name,
     temporary_bytes,
 )
+from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks
 from pagedjax.execution.model_input import is_decode_batch, pack_changes
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import (
@@ -34,11 +36,13 @@ from pagedjax.execution.request_state import (
     neutral_sampler_rows,
 )
 from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
-from pagedjax.execution.step import NUM_BEAM_CANDIDATES, RESULT_COLUMNS, StepFunctions, TokenLogprobs
+from pagedjax.execution.step import NUM_BEAM_CANDIDATES, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
+from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
+from pagedjax.scheduling.swapping import BlockCopies
 from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
 
 
@@ -94,6 +98,7 @@ class StepResult:
     token_ids: dict[str, list[int]] = field(default_factory=dict)
     candidates: dict[str, Candidates] = field(default_factory=dict)  # of beams, which sample nothing
     failed: set[str] = field(default_factory=set)  # logits were not finite
+    read_time: float = 0.0  # on time.monotonic(), when the arrays had come
     logprob_rows: dict[str, int] = field(default_factory=dict)
     logprobs: TokenLogprobs | None = None  # numpy, indexed by logprob_rows
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
@@ -122,13 +127,15 @@ class ModelRunner:
     ):
         assert config.max_model_len is not None, "the engine resolves it"
         assert config.max_num_batched_tokens is not None, "the engine resolves it"
-        enable_cache(config.compilation_cache_dir)
+        self._cache_directory = enable_cache(config.compilation_cache_dir)
         self.times = HostTimes()
         self._compilations = CompilationCounter()
         self._config = config
         self._vocab_size = loaded.config.vocab_size
-        self._num_heads, self._hidden_size = loaded.config.num_heads, loaded.config.hidden_size
         self._dtype = resolve_dtype(config.dtype, loaded.config)
+        one_block = kv_cache.block_bytes(loaded.config, block_size=config.block_size, dtype=self._dtype)
+        self._host_plan = HostPlan.build(config, one_block)
+        self.kernel_lines = _kernel_lines(loaded.config, self._dtype, config.block_size)
         self.buckets = BucketTable.build(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -151,30 +158,16 @@ class ModelRunner:
     def num_executables(self) -> int:
         return len(self._executables)
 
-    @property
-    def kernel_lines(self) -> list[str]:
-        """Which backend of each op this model runs on this device, and why."""
-        k_pool, _ = self._kv_cache[0]
-        _, num_kv_heads, _, head_dim = k_pool.shape
-        x, q, heads = (
-            jax.ShapeDtypeStruct(shape, k_pool.dtype)
-            for shape in (
-                (1, self._hidden_size),
-                (1, self._num_heads, head_dim),
-                (1, self._num_heads + 2 * num_kv_heads, head_dim),
-            )
-        )
-        backends = {
-            "paged_attention": paged_attention.default_backend(q, k_pool),
-            "rope_and_cache": rope_and_cache.default_backend(heads, k_pool),
-            "add_rms_norm": add_rms_norm.default_backend(x),
-        }
-        return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """Start the copies that come before a step; none of them is waited for."""
+        num_compilations = self._compilations.count
+        self._kv_cache = self.host.carry_out(self._kv_cache, copies)
+        self.num_compilations_after_ready += self._compilations.count - num_compilations
 
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
         """Start one step; the arrays in what it returns are not ready yet."""
         began, num_compilations = time.perf_counter(), self._compilations.count
-        self._copy_blocks(output.block_copies)
+        self._fork_blocks(output.forked_blocks)
         self._admit([item for item in output.scheduled if item.is_new_row])
         batch = sorted(output.scheduled, key=lambda item: not item.samples)  # stable: sampling rows first
         sampling = [item for item in batch if item.samples]
@@ -218,14 +211,14 @@ class ModelRunner:
         began = time.perf_counter()
         result = StepResult()
         if step.result is not None:
-            table = np.asarray(step.result)
-            for row, item in enumerate(step.sampling):
+            table = np.asarray(step.result).tolist()
+            for row, (item, (token_id, _, is_finite)) in enumerate(zip(step.sampling, table, strict=False)):
                 if item.request.is_beam:
                     continue
                 request_id = item.request.request_id
-                result.token_ids[request_id] = [int(table[row, 0])]
+                result.token_ids[request_id] = [token_id]
                 result.logprob_rows[request_id] = row
-                if not table[row, RESULT_COLUMNS - 1]:
+                if not is_finite:
                     result.failed.add(request_id)
         if step.beams is not None:
             self._read_beams(step.sampling, np.asarray(step.beams), result)
@@ -234,6 +227,7 @@ class ModelRunner:
         for score in step.scores:
             arrays = jax.tree.map(lambda leaf, count=score.count: np.asarray(leaf)[:count], score.logprobs)
             result.prompt_logprobs.append(PromptLogprobs(score.request, score.first_position, arrays))
+        result.read_time = time.monotonic()
         self.times.wait += time.perf_counter() - began
         return result
 
@@ -290,6 +284,7 @@ class ModelRunner:
         """Free the device arrays now rather than when the last reference goes."""
         for array in jax.tree.leaves((self._kv_cache, self._rows, self._wide)):
             array.delete()
+        self.host.close()
         self._leaves = ()
 
     def _decode(self, batch: list[ScheduledRequest], variant: str, began: float) -> jax.Array:
@@ -365,7 +360,7 @@ class ModelRunner:
                     yield PromptScore(request, position + 1, count, run(self._leaves, hidden, index, targets))
             start += item.num_scheduled_tokens
 
-    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+    def _fork_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for start in range(0, len(copies), COPY_BUCKETS[-1]):
             part = copies[start : start + COPY_BUCKETS[-1]]
             self._run_copies(pack_copies(part, bucket_for(len(part), COPY_BUCKETS), num_blocks=self.num_blocks))
@@ -413,7 +408,12 @@ class ModelRunner:
                 functions, self.buckets, loaded.config, dtype=dtype, num_blocks=planned.num_blocks,
                 max_blocks=self._max_blocks, state=shapes_of((self._rows, self._wide, self._neutral)),
             )  # fmt: skip
-            self._executables = compile_all(tasks, phases, show_progress=show_progress)
+            pool = kv_cache.shapes(
+                loaded.config, num_blocks=planned.num_blocks, block_size=config.block_size, dtype=dtype
+            )
+            tasks += copy_tasks(self._host_plan, pool)
+            cache = self._executable_cache(loaded, functions)
+            self._executables = compile_all(tasks, phases, cache=cache, show_progress=show_progress)
             ledger = self._plan(loaded, request_state, temporary_bytes(tasks, self._executables))
             if ledger.num_blocks >= planned.num_blocks:
                 break
@@ -429,6 +429,18 @@ class ModelRunner:
         except jax.errors.JaxRuntimeError as error:
             raise ConfigError(kv_cache.not_allocated(ledger, str(error))) from error
         phases.end("pool allocation")
+        self.host = HostChunks(self._host_plan, self._executables, num_pool_blocks=ledger.num_blocks)
+        if self._host_plan.num_chunks:
+            self._kv_cache = self.host.prepare(self._kv_cache)
+            phases.end("pinning swap space")
+
+    def _executable_cache(self, loaded: LoadedModel, functions: StepFunctions) -> ExecutableCache | None:
+        """Return the cache of this engine's programs; None where it is off, or they hold code that is not our own."""
+        kind = type(loaded.model)
+        is_ours = kind.__module__.startswith("pagedjax.")
+        if self._cache_directory is None or jax.default_backend() not in executable_cache.PLATFORMS or not is_ours:
+            return None
+        return ExecutableCache(self._cache_directory, [kind, loaded.config, functions, self.kernel_lines])
 
     def _longest(self, loaded: LoadedModel) -> int:
         """The longest request that block tables must hold; where it is AUTO, compiling can only lower it."""
@@ -442,8 +454,28 @@ class ModelRunner:
         return kv_cache.plan(
             self._config, loaded.config, dtype=self._dtype, max_model_len=self._config.max_model_len or 0,
             weights=_num_bytes(jax.tree.leaves(nnx.state(loaded.model))), request_state=request_state,
-            temporaries=temporaries,
+            temporaries=temporaries, swap_staging=self._host_plan.staging_bytes,
         )  # fmt: skip
+
+
+def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[str]:
+    """Say which backend of each op this model runs on this device, and why."""
+    num_heads, num_kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+    x, q, heads, k_pool = (
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape in (
+            (1, model.hidden_size),
+            (1, num_heads, head_dim),
+            (1, num_heads + 2 * num_kv_heads, head_dim),
+            (1, num_kv_heads, block_size, head_dim),
+        )
+    )
+    backends = {
+        "paged_attention": paged_attention.default_backend(q, k_pool),
+        "rope_and_cache": rope_and_cache.default_backend(heads, k_pool),
+        "add_rms_norm": add_rms_norm.default_backend(x),
+    }
+    return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
 
 
 def _is_under_grammar(item: ScheduledRequest) -> bool:

@@ -20,7 +20,7 @@ def sampling_variant(params: Iterable[SamplingParams]) -> Variant:
     """The cheapest variant of the sampler that covers every request of a batch."""
     several = list(params)
     if not any(needs_wide_row(one) or has_filters(one) for one in several):
-        return "greedy" if all(one.is_greedy for one in several) else "random"
+        return "plain"
     is_narrow = all(one.is_greedy or 0 < one.top_k <= NUM_CANDIDATES for one in several)
     return "top_k" if is_narrow else "full"
 

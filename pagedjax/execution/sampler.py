@@ -32,7 +32,7 @@ from pagedjax.execution.mass import Mass
 from pagedjax.execution.ranking import all_token_ids, first_token, first_tokens
 from pagedjax.execution.sampling_rows import SamplingRows
 
-Variant = Literal["greedy", "random", "top_k", "full"]
+Variant = Literal["plain", "top_k", "full"]
 
 # What loops and conditions on data need on a GPU: they become nodes of a CUDA graph. Without it the host waits at each
 # of them for the device (H200, full variant behind a queue of 40 ms: dispatch took 36 ms without and 0.5 ms with it).
@@ -49,24 +49,29 @@ def sample(
     It does not if the raw logits hold NaN or +inf, or if every token is -inf or banned; the id is 0 then. A variant
     must cover its rows, and where several do they agree:
 
-      greedy  temperature 0, nothing else set
-      random  any temperature, nothing else set
+      plain   any temperature, nothing else set; without noise where all rows are greedy
       top_k   greedy, or 1 <= top_k <= NUM_CANDIDATES; with or without the other filters and edits
       full    everything
     """
     logits = logits.astype(jnp.float32)
-    checked = jnp.where(logits < jnp.inf, logits, jnp.inf)  # NaN too, which a maximum may drop
-    if variant == "greedy":
-        token_ids, maximum = first_token(checked)
+    if variant == "plain":
+
+        def draw_each() -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+            maximum = jnp.max(_checked(logits), axis=1)
+            draw = Draw(jnp.where(jnp.isfinite(maximum), maximum, 0), rows.temperature, rows.seeds, positions)
+            return first_token(scores(draw, logits, all_token_ids(logits)))[0], maximum
+
+        is_random = jnp.any(rows.temperature > 0)
+        token_ids, maximum = lax.cond(is_random, draw_each, lambda: first_token(_checked(logits)))
         is_valid = jnp.isfinite(maximum)
-    elif variant == "random":
-        maximum = jnp.max(checked, axis=1)
-        is_valid = jnp.isfinite(maximum)
-        draw = Draw(jnp.where(is_valid, maximum, 0), rows.temperature, rows.seeds, positions)
-        token_ids, _ = first_token(scores(draw, logits, all_token_ids(logits)))
     else:
-        token_ids, is_valid = _sample_filtered(checked, positions, rows, has_wide_rows=variant == "full")
+        token_ids, is_valid = _sample_filtered(_checked(logits), positions, rows, has_wide_rows=variant == "full")
     return jnp.where(is_valid, token_ids, 0), is_valid
+
+
+def _checked(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """Turn NaN into infinity: a maximum may drop it. Inside a branch this is fused, across its border it is stored."""
+    return jnp.where(logits < jnp.inf, logits, jnp.inf)
 
 
 def _sample_filtered(

@@ -54,6 +54,11 @@ class StepFunctions:
         self._max_num_seqs = max_num_seqs
         self._max_logprobs = max_logprobs
 
+    def __repr__(self) -> str:
+        """Name everything but the shapes of the leaves that the functions depend on."""
+        sizes = (self._block_size, self._num_blocks, self._max_num_seqs, self._max_logprobs)
+        return f"StepFunctions{sizes} of {self._treedef}"
+
     def decode(
         self, leaves: tuple, kv_cache: KVCache, state: RowState, packed: Array, *, shape: StepShape, variant: Variant
     ) -> tuple[KVCache, RowState, Array]:

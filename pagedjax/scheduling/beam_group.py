@@ -192,12 +192,6 @@ class BeamGroups:
         """Return the group that a beam belongs to."""
         return self._groups[request.request_id]
 
-    def open(self, request: Request, spare_rows: list[int]) -> None:
-        """Give an admitted group, whose first member holds what is computed of the prompt, all that it can need."""
-        group = self.of(request)
-        num_blocks = group.num_blocks(self._block_size) - len(request.block_ids)
-        group.spare_blocks, group.spare_rows = self._pool.allocate(num_blocks), spare_rows
-
     def note_ended(self, request: Request) -> tuple[bool, list[int]]:
         """Take note that a beam has ended; with the last of its search the spare blocks are released.
 

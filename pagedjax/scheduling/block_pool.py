@@ -5,12 +5,15 @@
          +------------+-----------+      released without a prefix, or evicted for other content
 
 A block in use that is held several times, or holds a cached prefix, is only read: who would write it copies it first.
+Where there is host memory, a prefix that is about to be evicted, or whose request is swapped out, is copied there first
+(`host_pool`); on the device the block's states are the same.
+
 A free block may still hold a cached prefix and be revived until somebody else needs it. Owns the counts and the free
 list; what a block contains is the prefix cache's knowledge, whose it is the scheduler's.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pagedjax.scheduling.prefix_cache import PrefixCache
 
@@ -53,6 +56,14 @@ class BlockPool:
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """Return how many of these blocks are free, so that retaining them uses up free blocks."""
         return sum(not self._num_refs[block_id] for block_id in block_ids)
+
+    def is_shared_prefix(self, block_id: int) -> bool:
+        """Whether several block tables have a block that can be found by its content too."""
+        return self._num_refs[block_id] > 1 and block_id in self.prefix_cache
+
+    def next_free(self) -> Iterator[int]:
+        """Yield free blocks in the order of their reuse."""
+        return iter(self._free)
 
     def freed_by(self, holders: Iterable[Sequence[int]]) -> set[int]:
         """Return the blocks that releasing these block tables would free: nobody else holds them."""

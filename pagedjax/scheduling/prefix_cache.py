@@ -55,6 +55,10 @@ class PrefixCache:
         """Return the blocks that hold a prefix."""
         return list(self._digest_of)
 
+    def digest(self, block_id: int) -> bytes | None:
+        """Return the digest of the prefix that a block holds, None if it holds none."""
+        return self._digest_of.get(block_id)
+
     def match(self, request: Request) -> list[int]:
         """Return the longest cached chain of full blocks that leaves at least one known token to compute."""
         if not self.enabled or request.skip_reading_prefix_cache:
@@ -71,6 +75,10 @@ class PrefixCache:
                 break
             block_ids.append(block_id)
         return block_ids
+
+    def blocks_of(self, request: Request) -> list[int]:
+        """Return all blocks that hold a prefix of this request, whether they can be reached from its start or not."""
+        return [self._block_of[digest] for digest in request.block_hashes if digest in self._block_of]
 
     def register(self, request: Request) -> None:
         """Make the request's full blocks of known, computed tokens findable; of equal blocks the first one stays."""

@@ -4,6 +4,7 @@ The scheduler alone changes a request once it was added; the engine reads it. Kn
 of other requests or of the device.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
@@ -14,23 +15,30 @@ from pagedjax.scheduling.fair_share import Client
 
 
 class RequestStatus(IntEnum):
-    """Where a request stands; everything above PREEMPTED is final."""
+    """Where a request stands; what is above LAST_UNFINISHED is final. The scheduler's docstring has the transitions."""
 
-    WAITING = 0
+    WAITING = 0  # no token computed yet
     RUNNING = 1
-    PREEMPTED = 2
-    FINISHED_STOPPED = 3
-    FINISHED_LENGTH = 4
-    FINISHED_ABORTED = 5
-    FINISHED_ERROR = 6
+    PREEMPTED = 2  # waits, and will compute its tokens again
+    SWAPPING_OUT = 3  # waits; its blocks go to host memory, a few an iteration
+    SWAPPED = 4  # waits; what it needs is in host memory
+    SWAPPING_IN = 5  # has a row and blocks, whose content is on its way from host memory
+    FINISHED_STOPPED = 6
+    FINISHED_LENGTH = 7
+    FINISHED_ABORTED = 8
+    FINISHED_ERROR = 9
+    FINISHED_TIMEOUT = 10
 
 
+LAST_UNFINISHED = RequestStatus.SWAPPING_IN
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: "stop",
     RequestStatus.FINISHED_LENGTH: "length",
     RequestStatus.FINISHED_ABORTED: "abort",
     RequestStatus.FINISHED_ERROR: "error",
+    RequestStatus.FINISHED_TIMEOUT: "timeout",
 }
+NOT_ON_HOST = -1  # in place of a host slot
 
 
 def finish_reason(status: RequestStatus) -> str | None:
@@ -58,6 +66,7 @@ class Request:
     eos_token_ids: frozenset[int] = field(repr=False)
     arrival_time: float = field(repr=False)
     seed: int = field(repr=False)
+    deadline: float = field(default=math.inf, repr=False)  # on the arrival time's clock
     priority: int = 0
     client: Client = ("", "")
     cache_salt: str | None = field(default=None, repr=False)
@@ -77,7 +86,9 @@ class Request:
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens the first admission found cached
     num_preemptions: int = field(default=0, init=False)
     row: int | None = field(default=None, init=False)  # slot of the device state while running
+    is_new_row: bool = field(default=False, init=False, repr=False)  # the row has not been written yet
     block_ids: list[int] = field(default_factory=list, init=False, repr=False)
+    host_slots: list[int] = field(default_factory=list, init=False, repr=False)  # by block, held or NOT_ON_HOST
     block_hashes: list[bytes] = field(default_factory=list, init=False, repr=False)  # chain over full blocks
     num_registered_tokens: int = field(default=0, init=False, repr=False)  # in blocks offered to the prefix cache
     order: tuple[float, ...] = field(default=(), init=False, repr=False)  # the scheduler's, smallest first
@@ -105,7 +116,16 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        return self.status > RequestStatus.PREEMPTED
+        return self.status > LAST_UNFINISHED
+
+    @property
+    def is_swapping_out(self) -> bool:
+        return self.status is RequestStatus.SWAPPING_OUT
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether it waits, wholly or partly on the host."""
+        return self.status in (RequestStatus.SWAPPING_OUT, RequestStatus.SWAPPED)
 
     def append(self, token_id: int) -> RequestStatus | None:
         """Add a confirmed token; return the final status it brings about, or None if the request goes on."""

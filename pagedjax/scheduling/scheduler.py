@@ -21,12 +21,16 @@ from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.beam_group import BeamGroup, BeamGroups, check_beam_room, new_search
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.block_pool import BlockPool
+from pagedjax.scheduling.deadlines import Deadlines
 from pagedjax.scheduling.fair_share import FairShare
 from pagedjax.scheduling.fork import PromptForks
+from pagedjax.scheduling.host_pool import HostPool
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
+from pagedjax.scheduling.preemption import PreemptionCosts
 from pagedjax.scheduling.prefix_cache import PrefixCache
-from pagedjax.scheduling.request import Request, RequestStatus
+from pagedjax.scheduling.request import LAST_UNFINISHED, Request, RequestStatus
+from pagedjax.scheduling.swapping import BlockCopies, CopyProgress, Swapping
 
 MAX_PREEMPTIONS = 3  # of one request; a lower limit reserves blocks early and costs throughput where the watermark is 0
 
@@ -49,13 +53,15 @@ class ScheduledRequest:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """What one step computes."""
+    """What one step computes, and the copies between device and host that come before it."""
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     num_tokens: int = 0
+    copies: BlockCopies = field(default_factory=BlockCopies)
     preempted: list[Request] = field(default_factory=list)
+    timed_out: list[Request] = field(default_factory=list)
     finished_requests: list[Request] = field(default_factory=list)  # their blocks and rows were freed just now
-    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to), all of them before the step
+    forked_blocks: list[tuple[int, int]] = field(default_factory=list)  # (from, to), on the device, after `copies`
 
 
 class Start(NamedTuple):
@@ -74,10 +80,17 @@ class Scheduler:
     is served and admitted first and the worst is preempted first. Under "priority" a waiting request may also preempt
     running ones of a lower priority.
 
-        WAITING -> RUNNING -> FINISHED_*      from WAITING and PREEMPTED too: aborted
-                    |   ^
-                    v   |
-                  PREEMPTED
+        WAITING ----> RUNNING ----> FINISHED_*          aborted, failed or timed out: from everywhere
+           |        |  ^ |  ^
+           |        v  | |  |
+           |  PREEMPTED| |  +---------------+
+           |        |  | v                  |
+           |        |  | SWAPPING_OUT -> SWAPPED        with blocks still on the device, and without
+           |        |  |    |               |
+           +--------+--+----+-> SWAPPING_IN <           with a row and blocks, waiting for their content
+
+    A preempted request computes its tokens again or is swapped out to host memory (`preemption`, `swapping`). In all
+    states left of SWAPPING_IN it waits in the queue; it comes back through SWAPPING_IN if the host has blocks of it.
 
     Requests that share a prompt are WAITING outside the queue until the first of them has computed it (`fork`). A block
     that several hold is never written: who is about to write it gets a copy of its own, which the plan names.
@@ -100,6 +113,9 @@ class Scheduler:
         max_preemptions: int = MAX_PREEMPTIONS,
         watermark: float = 0.0,
         pacing: Pacing | None = None,
+        num_host_chunks: int = 0,
+        chunk_size: int = 1,
+        preemption_costs: PreemptionCosts | None = None,
     ) -> None:
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
@@ -111,6 +127,11 @@ class Scheduler:
         self.pacing = pacing or Pacing()
         self.prefix_cache = PrefixCache(block_size, enabled=enable_prefix_caching)
         self.pool = BlockPool(num_blocks, self.prefix_cache)
+        host_pool = HostPool(num_host_chunks, chunk_size)
+        self.swapping = Swapping(
+            self.pool, host_pool, preemption_costs or PreemptionCosts(),
+            num_ahead=max_num_batched_tokens // block_size + max_num_seqs,
+        )  # fmt: skip
         is_ample = self.pool.capacity >= max_num_seqs * self._num_blocks(max_model_len)  # nobody ever runs short
         self.num_watermark_blocks = 0 if is_ample else int(watermark * self.pool.capacity)
         self.requests: dict[str, Request] = {}  # unfinished
@@ -126,6 +147,7 @@ class Scheduler:
         self.pinned = PinnedPrefixes(
             self.pool, num_reserved=lambda: max(self._num_blocks(max_model_len), self._beams.most_blocks())
         )
+        self._deadlines = Deadlines()
         self._free_rows = list(range(max_num_seqs))  # a heap: the smallest first keeps the batch dense
         self._serial = count()
 
@@ -151,14 +173,19 @@ class Scheduler:
             self._forks.add(request, others)
         insort(self.waiting, request, key=_by_order)
 
-    def schedule(self, now: float = 0.0) -> SchedulerOutput:
-        """Plan the next step. An empty plan means that everything waits for tokens in flight, or that there is no work.
+    def schedule(self, now: float = 0.0, progress: CopyProgress | None = None) -> SchedulerOutput:
+        """Plan the next step. An empty plan: everything waits for tokens or copies under way, or there is no work.
 
-        Finished requests give back their blocks and row here and nowhere else. `now` is on the arrival times' clock.
+        Finished requests give back their blocks and row here and nowhere else. `now` is on the arrival times' clock,
+        `progress` what became of the copies of earlier plans.
         """
         for request in self._forks.release_held():
             insort(self.waiting, request, key=_by_order)
-        output = SchedulerOutput(finished_requests=self._reap())
+        timed_out = self._deadlines.expired(now)
+        for request in timed_out:
+            self.finish(request, RequestStatus.FINISHED_TIMEOUT)
+        output = SchedulerOutput(finished_requests=self._reap(), timed_out=timed_out)
+        output.copies = self.swapping.begin(progress or CopyProgress())
         max_prompt_tokens = self.pacing.max_prompt_tokens(self.running)
         self._prompt_budget = self.max_num_batched_tokens if max_prompt_tokens is None else max_prompt_tokens
         is_open = self.pacing.admits(self.waiting, now, is_idle=not self.running)
@@ -166,7 +193,8 @@ class Scheduler:
             self._make_room(output.preempted)
         self._serve(list(self.running), output, num_behind=len(self.running))
         if is_open and output.num_tokens < self.max_num_batched_tokens:
-            self._serve(self._admissions(output), output, is_new_row=True)
+            self._serve(self._admissions(output), output)
+        self.swapping.end()
         return output
 
     def update(
@@ -182,13 +210,15 @@ class Scheduler:
         new tokens, and none of its blocks, save pinned ones, will be found by the prefix cache. Of beams `candidates`
         has what may follow; a beam search has all its tokens when it ends, its best hypothesis first.
         """
-        confirmed, last_unfinished = [], RequestStatus.PREEMPTED
+        confirmed, last_unfinished = [], LAST_UNFINISHED  # a local name: this loop runs for every token
         for share in output.scheduled:
             request = share.request
             if request.status > last_unfinished:
                 continue
             if failed and request.request_id in failed:
-                self.prefix_cache.forget(self.pinned.others(request.block_ids))
+                suspects = request.block_ids + self.prefix_cache.blocks_of(request)  # preempted, it has none itself
+                self.prefix_cache.forget(self.pinned.others(suspects))
+                self.swapping.host_pool.forget(request.block_hashes)
                 self.finish(request, RequestStatus.FINISHED_ERROR)
                 confirmed.append((request, []))
             elif request.is_beam:
@@ -221,6 +251,11 @@ class Scheduler:
             self.prefix_cache.register(request)
         self._end(request, status, stop_reason)
 
+    def note_step(self, *, num_requests: int, num_tokens: int, seconds: float) -> None:
+        """Take note of a step that sampled: its requests, its tokens and how long the device took."""
+        self.pacing.note_step(num_requests=num_requests, num_tokens=num_tokens, seconds=seconds)
+        self.swapping.costs.note_step(num_requests=num_requests, num_tokens=num_tokens, seconds=seconds)
+
     def abort(self, request_id: str) -> Request | None:
         """End a request on its owner's behalf; return it, or None if there is no such unfinished request."""
         request = self.requests.get(request_id)
@@ -237,8 +272,12 @@ class Scheduler:
         return sum(not request.is_finished for request in self.running)
 
     @property
+    def num_swapped(self) -> int:
+        return sum(request.is_swapped and not request.is_finished for request in self.waiting)
+
+    @property
     def num_waiting(self) -> int:
-        return len(self.requests) - self.num_running
+        return len(self.requests) - self.num_running - self.num_swapped
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters under their metric names; prefix cache counts are tokens, evictions blocks."""
@@ -246,6 +285,7 @@ class Scheduler:
         return {
             "num_requests_running": self.num_running,
             "num_requests_waiting": self.num_waiting,
+            "num_requests_swapped": self.num_swapped,
             "kv_cache_usage_perc": self.pool.num_used / self.pool.capacity,
             "num_blocks_used": self.pool.num_used,
             "num_blocks_cached": len(self.prefix_cache),
@@ -258,6 +298,7 @@ class Scheduler:
             "prefix_cache_resumed_queries": cache.resumed_queries,
             "prefix_cache_resumed_hits": cache.resumed_hits,
             "prefix_cache_evictions": cache.evictions,
+            **self.swapping.stats(),
         }
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
@@ -270,22 +311,26 @@ class Scheduler:
             return False
         for request in [request for request in self.running if not request.is_finished]:
             if request.row is not None:  # not given back with another beam of its search
-                self._preempt(request)
+                self._preempt(request, may_swap=False)
         while self._forks.drop():
             pass
+        self.swapping.clear([request for request in self.waiting if request.is_swapped])
         self.prefix_cache.clear()
         return True
 
     def check_integrity(self) -> None:
         """Raise AssertionError, with a sentence, if queues, rows, blocks and hashes contradict each other."""
+        everybody = [*self.running, *self.waiting]
         held = [*self.pinned.block_tables(), *self._forks.block_tables(), *self._beams.block_tables()]
-        self.pool.check_integrity([*(request.block_ids for request in self.running), *held])
+        self.pool.check_integrity([*(request.block_ids for request in everybody), *held])
+        self.swapping.check_integrity(everybody)
         self.pinned.check_integrity()
         rows = [request.row for request in self.running] + [row for group in self._beams for row in group.spare_rows]
         assert len({*rows, *self._free_rows}) == len(rows) + len(self._free_rows), "a row has two owners"
-        assert not any(request.block_ids or request.row is not None for request in self.waiting), (
-            "a waiting request holds blocks or a row"
-        )
+        for request in self.waiting:
+            is_leaving = request.is_swapping_out or request.is_finished
+            assert request.row is None, "a waiting request holds a row"
+            assert is_leaving or not request.block_ids, "a waiting request holds blocks"
         for queue in (self.running, self.waiting):
             assert queue == sorted(queue, key=_by_order), "a queue is out of order"
         for request in self.running:
@@ -334,6 +379,7 @@ class Scheduler:
         rank = (request.priority,) if self.policy == "priority" else ()
         request.order = (*rank, self._fair_share.stamp(request.client, num_charged), next(self._serial))
         self.requests[request.request_id] = request
+        self._deadlines.add(request)
 
     def _check(self, request: Request) -> None:
         num_prompt_tokens, request_id = request.num_prompt_tokens, request.request_id
@@ -374,14 +420,11 @@ class Scheduler:
             if not was_held:
                 queue = self.waiting if request.row is None else self.running
                 del queue[bisect_left(queue, request.order, key=_by_order)]
-            if request.row is not None:
-                self._release(request)
+            self._release(request)
             self._give_back_rows(rows)
         return finished
 
-    def _serve(
-        self, requests: Iterable[Request], output: SchedulerOutput, *, num_behind: int = 0, is_new_row: bool = False
-    ) -> None:
+    def _serve(self, requests: Iterable[Request], output: SchedulerOutput, *, num_behind: int = 0) -> None:
         """Plan the next tokens of requests in their order until the budget is spent: the one scheduling rule.
 
         A chunk leaves a token of the budget to each of the `num_behind` requests that it might starve.
@@ -390,8 +433,8 @@ class Scheduler:
         scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
         for request in requests:
             num_behind -= 1
-            if request.row is None:
-                continue  # preempted just now for a better one
+            if request.row is None or request.status is RequestStatus.SWAPPING_IN:
+                continue  # preempted just now for a better one, or without its content yet
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
             if bound >= request.max_num_tokens or (request.is_beam and request.num_in_flight):
                 continue  # what is in flight completes it, or says what it goes on with
@@ -402,7 +445,7 @@ class Scheduler:
                     continue
                 self._prompt_budget -= num_new
             seq_len, first_new, new_block_ids = context_len + num_new, len(request.block_ids), ()
-            may_copy = (is_new_row or has_forks or request.is_beam) and self._writes_shared_block(request)
+            may_copy = (request.is_new_row or has_forks or request.is_beam) and self._writes_shared_block(request)
             if may_copy or seq_len > first_new * block_size:
                 first_new, new_block_ids = self._grow(request, seq_len, output)
             row = request.row
@@ -416,10 +459,11 @@ class Scheduler:
                 request.num_tokens_bound = bound + 1
             if num_new > 1:
                 self.prefix_cache.register(request)  # requests admitted to this very step may share it
-            writes_row = is_new_row or request.is_beam  # a beam may have taken on another's tokens and blocks
+            writes_row = request.is_new_row or request.is_beam  # a beam may have taken on another's tokens and blocks
             if request.is_beam:
                 self._beams.of(request).num_unread += samples
             if writes_row:
+                request.is_new_row = False
                 first_new, new_block_ids = 0, list(request.block_ids)
             scheduled.append(
                 ScheduledRequest(request, row, num_new, context_len, new_block_ids, first_new, writes_row, samples)
@@ -430,7 +474,7 @@ class Scheduler:
         output.num_tokens = self.max_num_batched_tokens - budget
 
     def _grow(self, request: Request, seq_len: int, output: SchedulerOutput) -> tuple[int, Sequence[int]]:
-        """Make `seq_len` tokens writable: a copy of a block that others hold too, and blocks for what goes beyond.
+        """Make `seq_len` tokens writable: a copy of a block that others read too, and blocks for what goes beyond.
 
         Takes blocks from prompts kept for those who have not started, then preempts the worst that can be, at last
         `request` itself. Returns what is new in its block table, from which index on.
@@ -439,14 +483,14 @@ class Scheduler:
             self.prefix_cache.register(request)  # generated tokens have filled a block
         num_grown = max(0, self._num_blocks(seq_len) - len(request.block_ids))
         while num_grown + (is_shared := self._writes_shared_block(request)) > self._num_takeable(request):
-            if self._forks.drop():
+            if self.swapping.cut_short() or self._forks.drop():
                 continue
             victim = next(other for other in reversed(self.running) if not self._is_settled(other))
             self._preempt(victim)
             output.preempted.append(victim)
             if victim is request:
                 return 0, ()
-        take = self._beams.of(request).take_blocks if request.is_beam else self.pool.allocate
+        take = self._beams.of(request).take_blocks if request.is_beam else self._allocate
         new_block_ids, first_new = take(num_grown + is_shared), len(request.block_ids)
         request.block_ids += new_block_ids[is_shared:]
         if is_shared:
@@ -465,7 +509,7 @@ class Scheduler:
     def _copy_block(self, request: Request, index: int, block_id: int, output: SchedulerOutput) -> None:
         """Put a copy, which the step will make, in the place of a block that others read too."""
         shared = request.block_ids[index]
-        output.block_copies.append((shared, block_id))
+        output.forked_blocks.append((shared, block_id))
         request.block_ids[index] = block_id
         self.pool.release([shared])
         self.num_block_copies += 1
@@ -476,7 +520,7 @@ class Scheduler:
 
     def _make_room(self, preempted: list[Request]) -> None:
         """Preempt requests of lower priority, the worst first, if that lets the head of the queue be admitted."""
-        if not self.waiting or self.waiting[0].num_in_flight:
+        if not self.waiting or self.waiting[0].num_in_flight or self.waiting[0].is_swapping_out:
             return
         head = self.waiting[0]
         victims = [r for r in self.running if r.priority > head.priority and not self._is_settled(r)]
@@ -495,20 +539,20 @@ class Scheduler:
         num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(start.block_ids))
         others = [other for other in self.running if other not in victims]
         num_promised = sum(self._num_missing_blocks(r) for r in others if r.num_computed_tokens < r.num_tokens)
-        num_available = self.pool.num_free + num_freed - num_promised - self._num_spare(others)
+        num_leaving = len(self.pool.freed_by(self.swapping.leaving_blocks).difference(start.block_ids))
+        num_available = self.pool.num_free + num_freed + num_leaving - num_promised - self._num_spare(others)
         return self._num_taken(request, start) <= num_available
 
-    def _preempt(self, victim: Request) -> None:
-        """Send a request back to waiting; it will compute all its tokens again, save those the prefix cache keeps.
+    def _preempt(self, victim: Request, *, may_swap: bool = True) -> None:
+        """Send a request back to waiting: it goes to the host, or computes again what the prefix cache loses.
 
         A beam's whole search begins anew.
         """
         if victim.is_beam:
             victim = self._give_up_search(self._beams.of(victim))
         else:
-            self._stop_running(victim)
+            self._stop_running(victim, may_swap=may_swap)
         victim.num_computed_tokens = 0
-        victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         self.num_preemptions += 1
         insort(self.waiting, victim, key=_by_order)
@@ -516,19 +560,26 @@ class Scheduler:
     def _give_up_search(self, group: BeamGroup) -> Request:
         for member in group.members:
             if member.row is not None:
-                self._stop_running(member)
-                member.status = RequestStatus.WAITING
+                self._stop_running(member, may_swap=False)
+        for member in group.members[1:]:
+            member.status = RequestStatus.WAITING
         self._give_back_rows(self._beams.give_back(group))
         group.restart(new_search(group.first))
         return group.first
 
-    def _stop_running(self, victim: Request) -> None:
+    def _stop_running(self, victim: Request, *, may_swap: bool) -> None:
         del self.running[bisect_left(self.running, victim.order, key=_by_order)]
-        self._release(victim)
+        if may_swap and self.swapping.swap_out(victim):
+            self._release_row(victim)
+        else:
+            self._release(victim)
+            victim.status = RequestStatus.PREEMPTED
 
     def _admissions(self, output: SchedulerOutput) -> Iterator[Request]:
         """Admit waiting requests in order while rows and blocks last; nobody overtakes the head."""
-        num_promised = sum(self._num_missing_blocks(share.request) for share in output.scheduled if not share.samples)
+        unfinished = [share.request for share in output.scheduled if not share.samples]
+        unfinished += [request for request in self.running if request.status is RequestStatus.SWAPPING_IN]
+        num_promised = sum(self._num_missing_blocks(request) for request in unfinished)
         while self.waiting and self._prompt_budget:
             if not self._admit(self.waiting[0], num_promised):
                 if not self.running and self._forks.drop():
@@ -543,29 +594,42 @@ class Scheduler:
 
         Only the blocks of its first chunk are taken soon. The others are promised: no later admission counts on them.
         """
-        if self._num_rows(request) > len(self._free_rows) or request.num_in_flight:
+        if self._num_rows(request) > len(self._free_rows) or request.num_in_flight or request.is_swapping_out:
             return False  # with its row a preempted request lost its token in flight: it goes on once that was read
         start = self._start(request)
         if self._num_taken(request, start) > self.pool.num_free - num_promised - self._num_spare(self.running):
             return False
         self.pool.retain(start.block_ids)  # before anything is allocated, which could evict them
-        if not start.is_forked:
-            self.prefix_cache.record(request, start.num_tokens)
-            if request.num_preemptions == 0:
-                request.num_cached_tokens = start.num_tokens
+        num_on_host = 0 if start.is_forked else self._note_found(request, start)
         self._forks.note_started(request)
         request.num_computed_tokens = start.num_tokens
         request.num_registered_tokens = start.num_tokens // self.block_size * self.block_size
-        request.block_ids = start.block_ids
+        num_needed = num_on_host
+        if self._is_settled(request) and not request.is_beam:
+            num_needed = self._num_blocks(request.max_num_tokens) - len(start.block_ids)
+        request.block_ids = start.block_ids + self._allocate(num_needed)
         if request.is_beam:
-            self._beams.open(request, [heapq.heappop(self._free_rows) for _ in range(self._num_rows(request) - 1)])
-        elif self._is_settled(request):
-            request.block_ids += self.pool.allocate(self._num_blocks(request.max_num_tokens) - len(start.block_ids))
-        request.row = heapq.heappop(self._free_rows)
+            self._open_search(request)
+        request.row, request.is_new_row = heapq.heappop(self._free_rows), True
         request.status = RequestStatus.RUNNING
+        self.swapping.swap_in(request)
         self._fair_share.note_started(request.order[-2])
         insort(self.running, request, key=_by_order)
         return True
+
+    def _note_found(self, request: Request, start: Start) -> int:
+        """Take note of what the prefix cache has of an admitted request; return how many more blocks the host has."""
+        self.prefix_cache.record(request, start.num_tokens)
+        num_on_host = self.swapping.hold(request, len(start.block_ids))
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = start.num_tokens + num_on_host * self.block_size
+        return num_on_host
+
+    def _open_search(self, request: Request) -> None:
+        """Give a beam search all rows and blocks that it can need."""
+        group = self._beams.of(request)
+        group.spare_blocks = self._allocate(group.num_blocks(self.block_size) - len(request.block_ids))
+        group.spare_rows = [heapq.heappop(self._free_rows) for _ in range(group.width - 1)]
 
     def _num_spare(self, running: Sequence[Request]) -> int:
         """Blocks that an admission leaves to those that run: they will grow, and would throw it out again."""
@@ -573,7 +637,7 @@ class Scheduler:
 
     def _start(self, request: Request) -> Start:
         """Find what is computed of a request already."""
-        forked, num_forked = self._forks.prefix_of(request)
+        forked, num_forked = self._forks.prefix_of(request) if not request.host_slots else ([], 0)
         if forked and num_forked == request.num_tokens - 1:
             return Start(list(forked), num_forked, True)
         cached = self.prefix_cache.match(request)
@@ -591,11 +655,21 @@ class Scheduler:
         return num_new + self.pool.num_idle(start.block_ids)
 
     def _release(self, request: Request) -> None:
-        assert request.row is not None, "only a running request has something to release"
+        self.swapping.drop(request)
         self.pool.release(request.block_ids)
         request.block_ids = []
+        if request.row is not None:
+            self._release_row(request)
+
+    def _release_row(self, request: Request) -> None:
+        assert request.row is not None, "only a running request has a row"
         heapq.heappush(self._free_rows, request.row)
         request.row = None
+
+    def _allocate(self, num_blocks: int) -> list[int]:
+        """Take free blocks; prefixes that they hold go to the host, if there is one."""
+        self.swapping.write_back(num_blocks)
+        return self.pool.allocate(num_blocks)
 
     def _give_back_rows(self, rows: Iterable[int]) -> None:
         for row in rows:

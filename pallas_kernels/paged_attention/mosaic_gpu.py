@@ -1,14 +1,17 @@
 """Paged attention on Hopper GPUs: decides which tokens the decode kernel takes and which the prefill kernel.
 
 as many tokens as requests   every token is a row of its own for the decode kernel: right for any batch
-more                         requests with one token go to the decode kernel, the others to the prefill kernel,
-                             which writes into the same output
+more                         requests of up to SHORT tokens, which decode or verify drafts, go to the decode kernel,
+                             still token by token; the others to the prefill kernel, which writes into the same output
+
+A request's own tokens read the same keys at about the same time, mostly out of the L2 cache; and the decode kernel
+spreads a long context over the chip, where the prefill kernel would walk it in one program.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.hopper import DTYPES, LOG2E, ROWS
 from pallas_kernels.paged_attention.blockwise import locate_tokens
@@ -19,6 +22,7 @@ from pallas_kernels.paged_attention.mosaic_work import make_work_list
 from pallas_kernels.paged_attention.tuning import DECODE, PREFILL
 
 BLOCK_SIZES = (16, 32, 64)
+SHORT = 8
 
 Pool = Float[Array, "P K S H"]
 
@@ -67,18 +71,31 @@ def mosaic_attention(
         return _decode(q, k_pool, v_pool, block_tables, rows, head_sinks, **options)
 
     query_lens = query_start_loc[1:] - query_start_loc[:-1]
-    is_single = (query_lens == 1) & (seq_lens > 0)
-    request = jnp.arange(num_requests, dtype=jnp.int32)
-    rows = (jnp.where(is_single, seq_lens, 0), query_start_loc[:-1], request, jnp.zeros(1, jnp.int32))
+    is_short = (query_lens <= SHORT) & (seq_lens > 0)
+    rows = (*_rows_of(is_short, query_start_loc, seq_lens, num_tokens), jnp.zeros(1, jnp.int32))
     out = _decode(q, k_pool, v_pool, block_tables, rows, head_sinks, **options)
     tuning = PREFILL[q.shape[2]]
     group, num_rows = q.shape[1] // k_pool.shape[1], tuning.warpgroups * ROWS
     tile_tokens = min(num_rows // group, num_tokens)
-    tiles = make_query_tiles(query_start_loc, seq_lens, ~is_single, num_tokens=num_tokens, tile_tokens=tile_tokens)
+    tiles = make_query_tiles(query_start_loc, seq_lens, ~is_short, num_tokens=num_tokens, tile_tokens=tile_tokens)
     row_sinks = None if head_sinks is None else _pad(jnp.repeat(head_sinks, tile_tokens, axis=1), num_rows)
     return prefill(
         q, k_pool, v_pool, block_tables, tiles, row_sinks, out, tile_tokens=tile_tokens, tuning=tuning, **options
     )
+
+
+def _rows_of(
+    is_taken: Bool[Array, " B"], query_start_loc: Int[Array, " C"], seq_lens: Int[Array, " B"], num_tokens: int
+) -> tuple[Int[Array, " U"], Int[Array, " U"], Int[Array, " U"]]:
+    """Return (seq_len, token, request) of each token of some short requests; what is left over has seq_len 0."""
+    starts, query_lens = query_start_loc[:-1], query_start_loc[1:] - query_start_loc[:-1]
+    lens = jnp.where(is_taken, query_lens, 0)
+    ends = jnp.cumsum(lens, dtype=jnp.int32)
+    row = jnp.arange(min(num_tokens, SHORT * len(seq_lens)), dtype=jnp.int32)
+    request = jnp.minimum(jnp.sum(ends[None, :] <= row[:, None], axis=1, dtype=jnp.int32), len(seq_lens) - 1)
+    offset = row - ends[request] + lens[request]
+    seen = jnp.where(row < ends[-1], seq_lens[request] - query_lens[request] + offset + 1, 0)
+    return seen, jnp.where(row < ends[-1], starts[request] + offset, 0), request
 
 
 def _decode(

@@ -136,6 +136,7 @@ function draw(state) {
   show("running", count(state.now.running));
   show("max-running", `of ${state.limits.max_num_seqs}`);
   show("waiting", count(state.now.waiting));
+  show("swapped", count(state.now.swapped));
   show("tokens-in", count(last(state.history.prompt_tokens)));
   show("tokens-out", count(last(state.history.generation_tokens)));
   show("usage", share(state.now.kv_cache_usage));

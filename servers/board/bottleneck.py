@@ -40,7 +40,7 @@ def bottleneck(load: Load) -> Bottleneck:
         return Bottleneck(
             "blocks",
             f"The KV cache is too small: {load.num_preemptions:.0f} preemptions in the last seconds, {usage} in use. "
-            "Requests are computed again.",
+            "Requests are computed again or swapped.",
             "--gpu-memory-utilization up, or --max-num-seqs down",
         )
     if load.num_waiting < 0.5:

@@ -37,6 +37,7 @@ def board_state(
         "now": {
             "running": latest["num_requests_running"],
             "waiting": latest["num_requests_waiting"],
+            "swapped": latest.get("num_requests_swapped", 0),
             "kv_cache_usage": latest["kv_cache_usage_perc"],
             "preemptions": latest["num_preemptions"],
             "prefix_hit_rate": history.growth("prefix_cache_hits") / queries if queries else None,
@@ -95,7 +96,7 @@ def _row(opened: OpenRequest, views: Sequence[RequestView], now: float) -> dict[
     return {
         "id": opened.id,
         "path": opened.path,
-        "status": next((one for one in ("running", "waiting") if one in statuses), "ending"),
+        "status": next((one for one in ("running", "swapped", "waiting") if one in statuses), "ending"),
         "seconds": round(now - opened.arrival_time, 1),
         "prompt_tokens": sum(view.num_prompt_tokens for view in views),
         "output_tokens": sum(view.num_output_tokens for view in views),

@@ -2,15 +2,15 @@
 
 import pytest
 
-from pagedjax.execution.buckets import BucketTable, bucket_for, sizes_between
+from pagedjax.execution.buckets import BucketTable, bucket_for, sizes_up_to
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "growth", "expected"),
-    [(1, 1, 2, (1,)), (1, 6, 2, (1, 2, 4, 6)), (16, 64, 2, (16, 32, 64)), (1, 20, 4, (1, 4, 16, 20))],
+    ("limit", "expected"),
+    [(1, (1,)), (4, (4,)), (6, (4, 6)), (8, (4, 8)), (9, (4, 8, 9)), (16, (4, 8, 16)), (40, (4, 8, 16, 32, 40))],
 )
-def test_sizes_end_exactly_at_the_limit(first, last, growth, expected):
-    assert sizes_between(first, last, growth=growth) == expected
+def test_sizes_end_exactly_at_the_limit(limit, expected):
+    assert sizes_up_to(limit, (4, 8)) == expected
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
@@ -26,7 +26,7 @@ def test_every_size_up_to_the_limit_has_a_bucket_that_holds_it(platform):
 
 def test_a_default_engine_has_at_most_32_full_model_executables():
     table = BucketTable.build(max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, platform="gpu")
-    assert len(table.tokens) + 2 * len(table.decode) <= 32
+    assert len(table.tokens) + len(table.decode) <= 32
 
 
 def test_a_size_above_the_table_is_a_broken_invariant():

@@ -109,8 +109,8 @@ def test_a_row_draws_the_same_alone_in_a_batch_and_in_a_padded_vocabulary() -> N
 @pytest.mark.parametrize(
     ("variant", "rows"),
     [
-        ("greedy", [Row(temperature=0.0, top_p=0.5)] * NUM_ROWS),
-        ("random", [Row(temperature=t, seed=i) for i, t in enumerate(np.linspace(0, 2, NUM_ROWS))]),
+        ("plain", [Row(temperature=0.0, top_p=0.5)] * NUM_ROWS),
+        ("plain", [Row(temperature=t, seed=i) for i, t in enumerate(np.linspace(0, 2, NUM_ROWS))]),
         ("top_k", [Row(temperature=i % 4 / 2, top_k=1 + 2 * i, top_p=0.9, seed=i) for i in range(NUM_ROWS)]),
         ("top_k", [replace(row, top_k=min(max(row.top_k, 3), 64)) for row in mixed_rows(5)]),
     ],
@@ -172,15 +172,17 @@ def test_the_only_token_left_is_drawn_and_banned_ones_never_are() -> None:
     assert set(draw(logits, [Row(seed=i) for i in range(NUM_ROWS)])) <= {5, 6, 7}
 
 
-@pytest.mark.parametrize("variant", ["greedy", "random", "top_k", "full"])
+@pytest.mark.parametrize(("variant", "temperature"), [("plain", 0.0), ("plain", 1.0), ("top_k", 1.0), ("full", 1.0)])
 @pytest.mark.parametrize("place", [0, 130, VOCAB_SIZE - 1])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_logits_that_are_not_finite_make_their_row_invalid(variant: Variant, place: int, value: float) -> None:
+def test_logits_that_are_not_finite_make_their_row_invalid(
+    variant: Variant, temperature: float, place: int, value: float
+) -> None:
     logits = LOGITS.copy()
     logits[1, place] = value
     logits[2] = -np.inf
     logits[3, 1:] = -np.inf
-    rows = [Row(temperature=float(variant != "greedy"), top_k=3 if variant == "top_k" else 0)] * NUM_ROWS
+    rows = [Row(temperature=temperature, top_k=3 if variant == "top_k" else 0)] * NUM_ROWS
     token_ids, is_valid = sample_rows(logits, rows, variant=variant)
     assert is_valid.tolist() == [True, False, False] + [True] * (NUM_ROWS - 3)
     assert token_ids[1:4].tolist() == [0, 0, 0]
@@ -192,8 +194,8 @@ def test_nan_is_seen_in_a_large_vocabulary() -> None:
     """A CPU's fast maximum drops NaN there."""
     logits = np.zeros((1, 50_000), np.float32)
     logits[0, 49_000] = np.nan
-    assert sample_rows(logits, [Row(temperature=0.0)], variant="greedy", edits=False, fill=False)[1].tolist() == [False]
-    assert sample_rows(logits, [Row()], variant="random", edits=False, fill=False)[1].tolist() == [False]
+    assert sample_rows(logits, [Row(temperature=0.0)], variant="plain", edits=False, fill=False)[1].tolist() == [False]
+    assert sample_rows(logits, [Row()], variant="plain", edits=False, fill=False)[1].tolist() == [False]
 
 
 def test_a_row_whose_every_token_is_banned_is_invalid() -> None:

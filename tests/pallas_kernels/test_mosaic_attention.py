@@ -23,6 +23,7 @@ HALF = {jnp.bfloat16: {"atol": 1.2e-2, "rtol": 1e-2}, jnp.float16: {"atol": 1.5e
 # (query_len, seq_len): decoding, whole prompts, a chunk over a context, nothing this step, an empty request.
 MIXED = [(1, 130), (70, 70), (0, 40), (20, 150), (1, 1), (0, 0), (2, 2)]
 DECODE = [(1, n) for n in (1, 17, 64, 65, 290)]
+VERIFYING = [(5, 130), (1, 40), (8, 8), (9, 70), (0, 3), (3, 290)]
 SHARED = [(2, 40), (0, 33), (1, 20), (3, 3), (0, 0), (0, 5)]  # as many tokens as requests, not one each
 
 
@@ -39,6 +40,7 @@ def _few_workers(monkeypatch):
         (DECODE, (9, 3), 64, 16, jnp.bfloat16, {}),
         (DECODE, (7, 1), 128, 16, jnp.bfloat16, {}),
         (SHARED, (4, 2), 64, 32, jnp.float16, {"window": 30, "soft_cap": 1.5, "sinks": True}),
+        (VERIFYING, (4, 2), 64, 16, jnp.bfloat16, {"window": 100}),
         (MIXED, (4, 1), 128, 16, jnp.bfloat16, {"soft_cap": 2.0}),
         (MIXED, (3, 1), 64, 64, jnp.bfloat16, {"window": 60, "sinks": True}),
     ],
@@ -87,6 +89,7 @@ def test_what_is_not_built_is_refused_by_name(changes, message):
         batch.attend(dtype=dtype, backend="mosaic_gpu")
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the interpreter runs on a CPU")
 def test_the_detector_sees_a_race(capfd):
     """So that its silence above says something."""
 

@@ -51,9 +51,8 @@ def main() -> None:
         rates = {kind: num_seqs * args.max_tokens / statistics.median(seconds) for kind, seconds in times.items()}
         copies = llm.engine.stats()["num_block_copies"]
     print(f"{args.model}, {args.prompts} prompts, width {args.width}, {copies:.0f} blocks copied")
-    print(
-        f"n={args.width}: {rates['n']:.1f} tokens/s, beams: {rates['beams']:.1f}, ratio {rates['beams'] / rates['n']:.2f}"
-    )
+    plain, beams = rates["n"], rates["beams"]
+    print(f"n={args.width}: {plain:.1f} tokens/s, beams: {beams:.1f}, ratio {beams / plain:.2f}")
 
 
 if __name__ == "__main__":

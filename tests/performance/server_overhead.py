@@ -49,8 +49,9 @@ class PacedEngine:
         return True
 
     def add_request(
-        self, request_id, prompt, params, *, priority=0, cache_salt=None, client=("", ""), arrival_time=None
-    ):
+        self, request_id, prompt, params, *, priority=0, cache_salt=None, client=("", ""), arrival_time=None,
+        timeout=None,
+    ):  # fmt: skip
         self._requests[request_id] = [prompt, params, 0, RequestMetrics(arrival_time=arrival_time or time.monotonic())]
 
     def step(self):

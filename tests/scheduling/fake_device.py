@@ -14,6 +14,7 @@ from pagedjax.scheduling.beam_group import new_search
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from pagedjax.scheduling.swapping import BlockCopies, CopyIn, CopyOut, CopyProgress
 
 VOCABULARY = 5
 EOS = 4
@@ -95,15 +96,51 @@ class Row:
     token_ids: list[int] = field(default_factory=list)
 
 
+@dataclass
+class Chunk:
+    """Of host memory: what a copy wrote to it, the digests of each block."""
+
+    copy: CopyOut
+    blocks: list[list[int]]
+    is_spoilt: bool = False
+
+
 class FakeDevice:
     def __init__(self, block_size):
         self.block_size = block_size
         self.rows: dict[int, Row] = {}
         self.slots: dict[tuple[int, int], int] = {}
+        self.chunks: dict[int, Chunk] = {}
+        self.arriving: dict[CopyIn, Chunk] = {}  # what a chunk held when its copy was started
+
+    def copy(self, copies: BlockCopies) -> None:
+        """What an iteration copies before its step; a copy in reaches the pool when the scheduler says so."""
+        for copy in copies.landed:
+            for block_id, digests in zip(copy.block_ids, self.arriving.pop(copy).blocks, strict=False):
+                if block_id is not None:
+                    self.slots.update({(block_id, offset): digest for offset, digest in enumerate(digests)})
+        for copy in copies.out:
+            blocks = [[self.slots[block_id, i] for i in range(self.block_size)] for block_id in copy.block_ids]
+            self.chunks[copy.chunk] = Chunk(copy, blocks)
+        for copy in copies.started:
+            self.arriving[copy] = self.chunks[copy.chunk]
+
+    def spoil(self, copy: CopyIn | CopyOut) -> None:
+        """Have a copy fail: what it should have written is garbage."""
+        if isinstance(copy, CopyIn):
+            self.arriving.pop(copy)
+        for chunk in [*self.chunks.values(), *self.arriving.values()]:
+            if chunk.copy is copy:
+                chunk.blocks, chunk.is_spoilt = [[-1] * self.block_size for _ in copy.block_ids], True
+
+    def is_spoilt(self, copy: CopyIn | CopyOut) -> bool:
+        """Whether a copy reads what an earlier one failed to write."""
+        return copy in self.arriving and self.arriving[copy].is_spoilt
 
     def execute(self, output: SchedulerOutput) -> dict[str, list[int] | Candidates]:
-        """Copies of blocks, then all writes of a step, then all reads, as in each layer of a model."""
-        self._copy(output.block_copies)
+        """All copies, then all writes of a step, then all reads, as in each layer of a model."""
+        self.copy(output.copies)
+        self._copy(output.forked_blocks)
         assert output.num_tokens == sum(share.num_scheduled_tokens for share in output.scheduled)
         assert len({share.row for share in output.scheduled}) == len(output.scheduled), "two requests in one row"
         written = [slot for share in output.scheduled for slot in self._write(share)]
@@ -160,9 +197,18 @@ class FakeDevice:
 
 
 class Driver:
-    """Runs a scheduler on the fake device, one iteration ahead unless told otherwise."""
+    """Runs a scheduler on the fake device, one iteration ahead unless told otherwise.
 
-    def __init__(self, *, num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, **options):
+    Copies take `copy_iterations` of them; at most `max_copies` are under way. `fail_copies` makes the next ones fail.
+    """
+
+    def __init__(
+        self, *, num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_copies=4,
+        copy_iterations=1, **options,
+    ):  # fmt: skip
+        self.max_copies, self.copy_iterations, self.fail_copies = max_copies, copy_iterations, 0
+        self.copies: deque[tuple[int, CopyIn | CopyOut]] = deque()  # under way, with the iteration that ends them
+        self.iteration = 0
         options.setdefault("max_model_len", 1000)
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
@@ -207,13 +253,17 @@ class Driver:
         must_progress = bool(self.scheduler.requests) and not self.in_flight
         cached = set(self.scheduler.prefix_cache.block_ids())
         self.evicted.clear()
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(float(self.iteration), self.progress())
         self.scheduler.check_integrity()
         assert output.num_tokens <= self.scheduler.max_num_batched_tokens
-        assert output.scheduled or not must_progress, "nothing is in flight and nothing is scheduled: a hang"
+        self.start(output.copies)
+        is_active = output.scheduled or self.copies or output.timed_out
+        assert is_active or not must_progress, "nothing is in flight and nothing is scheduled: a hang"
         self._check_nobody_else_reads_what_is_written(output, cached - self.evicted)
         if output.scheduled:
             self.in_flight.append((output, self.device.execute(output)))
+        else:
+            self.device.copy(output.copies)
         return output
 
     def _check_nobody_else_reads_what_is_written(self, output, cached):
@@ -229,6 +279,27 @@ class Driver:
                 is_new = block_id in self.scheduler.prefix_cache and block_id not in cached
                 assert num_refs[block_id] == 1 or is_new, "a shared block is written"
                 assert block_id not in cached, "a cached block is written"
+
+    def start(self, copies: BlockCopies) -> None:
+        """Take note of the copies that an iteration starts; the device carries them out."""
+        end = self.iteration + self.copy_iterations
+        self.copies += [(end, copy) for copy in [*copies.out, *copies.started]]
+        assert len(self.copies) <= self.max_copies, "more copies than may be started"
+
+    def progress(self) -> CopyProgress:
+        """What became of the copies under way."""
+        self.iteration += 1
+        progress = CopyProgress()
+        while self.copies and self.copies[0][0] <= self.iteration:
+            copy = self.copies.popleft()[1]
+            if self.fail_copies or self.device.is_spoilt(copy):
+                self.fail_copies = max(0, self.fail_copies - 1)
+                self.device.spoil(copy)
+                progress.failed.append(copy)
+            elif isinstance(copy, CopyIn):
+                progress.landed.append(copy)
+        progress.num_startable = self.max_copies - len(self.copies)
+        return progress
 
     def read(self, failed=()):
         """Read the oldest step in flight."""
@@ -262,6 +333,7 @@ class Driver:
             yield self.step(lookahead)
         assert not self.scheduler.has_work(), f"not done after {max_iterations} iterations"
         assert self.scheduler.pool.num_used == self.scheduler.pinned.num_blocks, "blocks were not given back"
+        assert self.scheduler.swapping.host_pool.num_held == 0, "host memory was not given back"
 
     def run(self, max_iterations=10_000, lookahead=1):
         for _ in self.steps(max_iterations, lookahead):

@@ -29,7 +29,7 @@ def test_a_prompt_is_computed_once_for_all(prefix_caching, budget, num_prompt_to
     check_outputs(group)
     assert num_computed(plans, group) == num_prompt_tokens + 4 + 5 * 5  # each child its last token, then 5 outputs
     num_copies = driver.scheduler.stats()["num_block_copies"]
-    assert num_copies == sum(len(plan.block_copies) for plan in plans)
+    assert num_copies == sum(len(plan.forked_blocks) for plan in plans)
     if num_prompt_tokens % 4 == 1:
         assert num_copies == 0  # the last token begins a block
     else:

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 
 import pytest
 
+from pagedjax.scheduling.preemption import CopySpeed, PreemptionCosts
 from pagedjax.scheduling.scheduler import MAX_PREEMPTIONS, Scheduler
+from pagedjax.scheduling.swapping import BlockCopies, CopyProgress
 from tests.scheduling.fake_device import make_request
 
 NUM_REQUESTS, MAX_TOKENS, STOP, STEP_COST = 150, 300, 7777, 500
 BLOCK_SIZE = 16
+MAX_COPIES = 8
+SWAPPING = {"num_host_chunks": 100, "chunk_size": 8}
 
 
 @dataclass
@@ -24,6 +28,7 @@ class Work:
     peak_usage: float = 0.0
     concurrency: float = 0.0
     num_preemptions: int = 0
+    num_swaps: int = 0
     most_preemptions: int = 0
 
 
@@ -33,7 +38,7 @@ def run(*, num_blocks, max_num_seqs=64, **options):
         num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=2048,
         max_model_len=1024, **options,
     )  # fmt: skip
-    requests, lengths = [], {}
+    requests, lengths, copies = [], {}, BlockCopies()
     for i in range(NUM_REQUESTS):
         prompt = [generator.randrange(1000) for _ in range(generator.randint(20, 200))]
         requests.append(make_request(str(i), prompt, MAX_TOKENS, stop_token_ids=[STOP]))
@@ -41,12 +46,19 @@ def run(*, num_blocks, max_num_seqs=64, **options):
         scheduler.add_request(requests[-1])
     work, num_steps, in_flight = Work(), 0, None
     while scheduler.has_work():
-        output = scheduler.schedule()
+        progress = CopyProgress(MAX_COPIES, landed=copies.started)  # all that was started in the last iteration
+        output = scheduler.schedule(0.0, progress)
+        copies = output.copies
         sampled = {}
         for share in output.scheduled:
             request = share.request
             is_end = request.num_tokens_bound - request.num_prompt_tokens >= lengths[request.request_id]
             sampled[request.request_id] = [STOP if is_end else 5]
+        if output.num_tokens:
+            scheduler.note_step(
+                num_requests=len(output.scheduled), num_tokens=output.num_tokens,
+                seconds=STEP_COST + output.num_tokens,
+            )  # fmt: skip
         if in_flight is not None:
             scheduler.update(*in_flight)
         in_flight = (output, sampled) if output.scheduled else None
@@ -60,6 +72,7 @@ def run(*, num_blocks, max_num_seqs=64, **options):
     work.concurrency /= num_steps
     work.num_useful = sum(request.num_tokens for request in requests)
     work.num_preemptions = scheduler.num_preemptions
+    work.num_swaps = scheduler.swapping.num_swaps
     work.most_preemptions = max(request.num_preemptions for request in requests)
     return work
 
@@ -84,3 +97,26 @@ def test_it_does_the_work_of_a_large_pool_that_runs_as_many_at_once(small):
     large = run(num_blocks=1200, max_num_seqs=round(small.concurrency))
     assert large.num_preemptions == 0
     assert large.cost / small.cost >= 0.9
+
+
+def test_with_host_memory_next_to_nothing_is_computed_twice(small):
+    swapping = run(num_blocks=300, watermark=0.05, **SWAPPING)
+    assert swapping.num_swaps == swapping.num_preemptions > 0
+    assert swapping.peak_usage >= 0.9
+    assert swapping.most_preemptions <= MAX_PREEMPTIONS
+    num_wasted, num_wasted_without = (work.num_tokens - work.num_useful for work in (swapping, small))
+    assert num_wasted < 0.2 * num_wasted_without
+    assert swapping.cost <= 1.02 * small.cost
+
+
+def test_swapping_does_the_work_of_a_large_pool_that_runs_as_many_at_once():
+    swapping = run(num_blocks=300, watermark=0.05, **SWAPPING)
+    large = run(num_blocks=1200, max_num_seqs=round(swapping.concurrency))
+    assert large.cost / swapping.cost >= 0.9
+
+
+def test_where_copies_are_slower_than_prompts_blocks_are_computed_again():
+    costs = PreemptionCosts("auto", CopySpeed(seconds_out=10_000, seconds_in=10_000))
+    slow = run(num_blocks=300, watermark=0.05, **SWAPPING, preemption_costs=costs)
+    assert slow.num_preemptions > 0
+    assert slow.num_swaps == 0

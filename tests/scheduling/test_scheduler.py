@@ -697,6 +697,8 @@ def test_stats_count_what_happened():
         "prefix_cache_resumed_queries": 0,
         "prefix_cache_resumed_hits": 0,
         "prefix_cache_evictions": 0,
+        "num_requests_swapped": 0,
+        **dict.fromkeys(driver.scheduler.swapping.stats(), 0),
     }
 
 

@@ -1,4 +1,4 @@
-"""Long random programs over pools of 3 to 200 blocks: nothing contradicts after any operation, and nothing is lost.
+"""Long random programs over pools of 3 to 200 blocks, 0 to 100 on the host: no operation leaves a contradiction.
 
 A program is a string of bytes, three an operation, which hypothesis makes and shrinks faster than single draws.
 """
@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.pacing import Pacing
+from pagedjax.scheduling.preemption import CopySpeed, PreemptionCosts
 from pagedjax.scheduling.request import RequestStatus
 from tests.scheduling.fake_device import Driver, expected_beams, expected_output, make_request
 
-NUM_PROGRAMS, NUM_OPERATIONS = 110, 200
+NUM_PROGRAMS, NUM_OPERATIONS = 102, 200
 MAX_AHEAD = 2
 
 
@@ -22,7 +23,7 @@ class Program:
     """Carries out operations on a scheduler; `happened` counts them and what came of them."""
 
     def __init__(self, code, happened):
-        size, shape = code[:3], code[3:6]
+        size, shape, host = code[:3], code[3:6], code[6:9]
         block_size = (1, 2, 4, 8)[shape[0] % 4]
         num_blocks = 3 + (size[0] % 16 if size[1] % 3 else size[0] % 198)
         self.driver = Driver(
@@ -37,6 +38,14 @@ class Program:
             pacing=Pacing(
                 delay_factor=size[1] % 2, target_seconds=(None, 0.01)[shape[0] // 4 % 2], token_buckets=(4, 16, 64)
             ),
+            chunk_size=1 + host[0] % 4,
+            num_host_chunks=host[1] % 101 // (1 + host[0] % 4),
+            preemption_costs=PreemptionCosts(
+                ("auto", "swap", "recompute", "swap")[host[0] // 4 % 4], CopySpeed(0.001, 0.001 * (host[1] % 5))
+            ),
+            max_copies=1 + host[2] % 6,
+            copy_iterations=1 + host[2] % 3,
+            enable_prefix_caching=host[2] % 8 > 0,
         )
         self.scheduler = self.driver.scheduler
         self.requests, self.expected, self.pins, self.happened = {}, {}, [], happened
@@ -55,7 +64,8 @@ class Program:
             [self.read] * 4 + [self.add] * 3 + [self.fork] * 3 + [self.add_group] * 3 + [self.add_beams]
             + [self.step] * 10 + [self.dispatch] * 4
             + [self.finish, self.abort, self.fail, self.reset, self.preempt, self.pin, self.unpin]
-            + [self.evict, self.measure] * 2
+            + [self.evict, self.measure, self.swap_out, self.swap_in, self.evict_to_host, self.fail_copy] * 2
+            + [self.end_away] * 2
         )  # fmt: skip
         for kind, first, second in itertools.batched(code, 3):
             operation = kinds[kind % len(kinds)]
@@ -154,9 +164,50 @@ class Program:
         pool = self.scheduler.pool
         pool.release(pool.allocate(first % (pool.num_free + 1)))
 
+    def swap_out(self, first, second):
+        """Preempt one request as if there were no room, and mostly use up the room at once."""
+        running = [r for r in self.scheduler.running if not r.is_finished and not self.scheduler._is_settled(r)]
+        request = self._choose(running, first)
+        if request is not None:
+            self.scheduler._preempt(request)
+            self.happened["swapped out"] += request.is_swapped
+            if second % 4:
+                self.driver.dispatch()
+                self.evict(self.scheduler.pool.num_free, 0)
+
+    def swap_in(self, _first, _second):
+        """Iterate until somebody waits for blocks from the host, if anybody is there."""
+        for _ in range(8):
+            if any(request.status is RequestStatus.SWAPPING_IN for request in self.scheduler.running):
+                self.happened["swapped in"] += 1
+            elif any(request.is_swapped for request in self.scheduler.waiting):
+                self.driver.step()
+
+    def evict_to_host(self, first, _second):
+        """Take free blocks for something else, after their prefixes went to the host, and give them back empty."""
+        scheduler = self.scheduler
+        copies = scheduler.swapping.begin(self.driver.progress())
+        scheduler.pool.release(scheduler._allocate(first % (scheduler.pool.num_free + 1)))
+        scheduler.swapping.end()
+        self.driver.start(copies)
+        self.driver.device.copy(copies)
+        self.happened["written back"] += bool(copies.out)
+
+    def fail_copy(self, _first, _second):
+        """Have the next copy fail."""
+        self.driver.fail_copies = 1
+
+    def end_away(self, first, second):
+        """End a request that is on its way to the host, there, or on its way back."""
+        away = [r for r in self.scheduler.requests.values() if r.is_swapped or r.status is RequestStatus.SWAPPING_IN]
+        request = self._choose(sorted(away, key=lambda r: r.status), -(first % 2))
+        if request is not None:
+            self.happened[f"ended {request.status.name}"] += 1
+            self.scheduler.finish(request, (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_TIMEOUT)[second % 2])
+
     def measure(self, first, second):
         """Have a step with tokens of prompts take long or not."""
-        self.scheduler.pacing.note_step(num_requests=1, num_tokens=2 + second, seconds=0.001 + first / 1000)
+        self.scheduler.note_step(num_requests=1, num_tokens=2 + second, seconds=0.001 + first / 1000)
 
     def pin(self, first, _second):
         request = self._choose(self.requests.values(), first)
@@ -192,15 +243,17 @@ def test_no_operation_of_long_random_programs_leaves_a_contradiction():
     happened = Counter()
 
     @settings(max_examples=NUM_PROGRAMS, derandomize=True, database=None, deadline=None)
-    @given(st.binary(min_size=3 * (NUM_OPERATIONS + 2), max_size=3 * (NUM_OPERATIONS + 2)))
+    @given(st.binary(min_size=3 * (NUM_OPERATIONS + 3), max_size=3 * (NUM_OPERATIONS + 3)))
     def run(code):
-        Program(code[:6], happened).run(code[6:])
+        Program(code[:9], happened).run(code[9:])
 
     run()
     assert happened["operations"] >= 20_000
     for event in (
         "fork", "add_group", "add_beams", "searches", "num_block_copies", "preempt", "pinned", "unpinned", "reset",
         "fail", "num_preemptions", "settled", "prefix_cache_evictions", "prefix_cache_hits",
-        "prefix_cache_resumed_hits",
+        "prefix_cache_resumed_hits", "num_preemptions_swapped", "swapped out", "swapped in", "written back",
+        "swap_in_blocks", "swap_failures", "external_prefix_cache_hits", "ended SWAPPING_OUT", "ended SWAPPED",
+        "ended SWAPPING_IN",
     ):  # fmt: skip
-        assert happened[event] > 20, event
+        assert happened[event] > 5, event

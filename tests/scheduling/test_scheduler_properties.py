@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagedjax.errors import InvalidRequestError
+from pagedjax.scheduling.preemption import PreemptionCosts
 from pagedjax.scheduling.request import Request, RequestStatus
 from tests.scheduling.fake_device import Driver, expected_beams, expected_output, make_request
 
@@ -53,6 +54,11 @@ def scheduler_options(draw):
         "watermark": draw(st.sampled_from([0.0, 0.2])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
+        "num_host_chunks": draw(st.sampled_from([0, 1, 3, 10, 40])),
+        "chunk_size": draw(st.sampled_from([1, 2, 3])),
+        "preemption_costs": PreemptionCosts(draw(st.sampled_from(["auto", "swap", "recompute"]))),
+        "max_copies": draw(st.sampled_from([1, 2, 8])),
+        "copy_iterations": draw(st.integers(1, 3)),
     }
 
 
@@ -62,11 +68,17 @@ def is_admissible(scheduler, request):
     return request.num_prompt_tokens < scheduler.max_model_len and fits
 
 
-def most_iterations(requests, scheduler):
-    """The best running request advances in every third iteration at least, whatever the others suffer."""
+def most_iterations(requests, driver):
+    """The best running request advances in every third iteration at least, whatever the others suffer.
+
+    Each time that it was preempted it may wait for its blocks to leave and to come back, one copy after another.
+    """
+    scheduler = driver.scheduler
+    num_copies = 2 * sum(-(-request.max_num_tokens // scheduler.block_size) for request in requests)
+    waits = (scheduler.max_preemptions + 1) * num_copies * driver.copy_iterations
     chunk = min(scheduler.max_query_len, scheduler.max_num_batched_tokens)
     alone = sum(request.max_num_tokens + math.ceil(request.max_num_tokens / chunk) + 2 for request in requests)
-    return 3 * alone * (len(requests) if scheduler.policy == "priority" else 1) + 2
+    return 3 * (alone + waits) * (len(requests) if scheduler.policy == "priority" else 1) + 2
 
 
 @settings(max_examples=100, **REPRODUCIBLE)
@@ -83,7 +95,7 @@ def test_all_admissible_requests_finish_with_their_own_tokens(requests, options,
         if is_admissible(driver.scheduler, request):
             driver.scheduler.add_request(request)
             admitted.append(request)
-    driver.run(most_iterations(admitted, driver.scheduler), lookahead)
+    driver.run(most_iterations(admitted, driver), lookahead)
     for request in admitted:
         assert request.output_token_ids == expected_output(request, driver.scheduler.max_model_len)
 
@@ -158,6 +170,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.scheduler.requests)))
         self.scheduler.finish(self.scheduler.requests[request_id], status)
 
+    @precondition(lambda self: self.driver.copies)
+    @rule()
+    def fail_copy(self):
+        self.driver.fail_copies += 1
+
     @precondition(lambda self: self.scheduler.requests)
     @rule()
     def reset_prefix_cache(self):
@@ -200,7 +217,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "driver"):
-            self.driver.run(most_iterations(self.requests, self.scheduler))
+            self.driver.run(most_iterations(self.requests, self.driver))
             assert all(request.is_finished for request in self.requests)
             for beams in self.beams:
                 if beams[0].hypothesis is not None:

@@ -5,6 +5,7 @@ Token k of completion i is the prompt's byte number k, counted round, plus i. A 
 """
 
 import asyncio
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 from pagedjax.text.chat import validate_messages
 
 VOCAB_SIZE = 260
+ERRORS = {"error": "the logits are not finite", "timeout": "the request has reached its deadline"}
 
 
 class ByteTokenizer:
@@ -53,13 +55,17 @@ class FakeRequest:
     prompt_token_ids: list
     params: SamplingParams
     metrics: RequestMetrics
+    deadline: float
     generated: list = field(default_factory=list)
     num_reported: int = 0
     finish_reason: str | None = None
 
 
 class FakeEngine:
-    """LLMEngine's public surface. While `gate` is cleared steps give no tokens; `error` makes the next step fail."""
+    """LLMEngine's public surface. While `gate` is cleared steps give no tokens; `error` makes the next step fail.
+
+    Deadlines are kept between two steps, unless it `is_stuck`.
+    """
 
     def __init__(self, *, max_model_len=64, default_sampling_params=None, step_seconds=0.0, **config):
         self.config = EngineConfig(model="fake", max_model_len=max_model_len, **config)
@@ -72,6 +78,7 @@ class FakeEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.error = None
+        self.is_stuck = False
         self.aborted = []
         self.prepared = []  # (structured_outputs, name of the thread)
         self._changed = threading.Condition()
@@ -81,8 +88,9 @@ class FakeEngine:
         self.num_prompt_tokens = self.num_generation_tokens = 0
 
     def add_request(
-        self, request_id, prompt, sampling_params, *, priority=0, cache_salt=None, client=("", ""), arrival_time=None
-    ):
+        self, request_id, prompt, sampling_params, *, priority=0, cache_salt=None, client=("", ""), arrival_time=None,
+        timeout=None,
+    ):  # fmt: skip
         self._note_thread()
         ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
         if request_id == "crash":
@@ -100,7 +108,9 @@ class FakeEngine:
         sampling_params.validate_for(vocab_size=VOCAB_SIZE, max_logprobs=self.config.max_logprobs)
         metrics = RequestMetrics(arrival_time=time.monotonic() if arrival_time is None else arrival_time)
         text = prompt if isinstance(prompt, str) else None
-        self.requests[request_id] = FakeRequest(request_id, text, ids, sampling_params, metrics)
+        self.requests[request_id] = FakeRequest(
+            request_id, text, ids, sampling_params, metrics, metrics.arrival_time + (timeout or math.inf)
+        )  # fmt: skip
         self.clients.append(client)
         self.added.append((request_id, ids, sampling_params, priority, cache_salt))
         self._notify()
@@ -122,7 +132,10 @@ class FakeEngine:
         is_held = not self.gate.wait(0.001)
         if self.error is not None:
             raise self.error
-        moving = [request for request in self.requests.values() if request.finish_reason == "abort" or not is_held]
+        for request in self.requests.values():
+            if request.deadline <= time.monotonic() and not self.is_stuck:
+                request.finish_reason = "timeout"
+        moving = [request for request in self.requests.values() if request.finish_reason is not None or not is_held]
         outputs = [output for request in moving if (output := self._advance(request))]
         self.requests = {key: request for key, request in self.requests.items() if request.finish_reason is None}
         return outputs
@@ -187,7 +200,7 @@ class FakeEngine:
         self.threads.add(threading.current_thread().name)
 
     def _advance(self, request):
-        if request.finish_reason != "abort":
+        if request.finish_reason is None:
             self._generate(request)
         if request.finish_reason is not None:
             request.metrics.finished_time = time.monotonic()
@@ -205,7 +218,7 @@ class FakeEngine:
             finished=request.finish_reason is not None,
             prompt_logprobs=self._prompt_logprobs(request) if is_first_report or first == 0 else None,
             num_cached_tokens=0,
-            error="the logits are not finite" if request.finish_reason == "error" else None,
+            error=ERRORS.get(request.finish_reason),
             metrics=request.metrics,
         )
 

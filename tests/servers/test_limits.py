@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from pagedjax.async_engine import AsyncEngine
-from servers import ServerConfig, body, create_app, streaming
+from servers import ServerConfig, body, create_app, generation, streaming
 from tests.servers.fakes import FakeEngine
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -59,23 +59,40 @@ async def test_what_can_never_fit_the_queue_is_a_400(serve):
 
 
 @pytest.mark.parametrize(("options", "headers"), [({"request_timeout": 0.05}, {}), ({}, {"X-Request-Timeout": "0.05"})])
-async def test_a_deadline_ends_a_request_and_frees_its_place(serve, fake, options, headers):
+async def test_a_deadline_ends_a_request_in_the_engine_and_frees_its_place(serve, fake, options, headers):
     client = await serve(**options)
     fake.gate.clear()
     response = await client.post(COMPLETIONS, json={"prompt": ["a", "b"]}, headers=headers)
     assert response.status == 504
-    assert (await response.json())["error"]["type"] == "TimeoutError"
+    error = (await response.json())["error"]
+    assert (error["type"], error["message"]) == ("TimeoutError", "the request has reached its deadline")
+    await fake.until(lambda: not fake.requests)
+    assert 'finished_reason="timeout",model_name="fake"} 2.0' in await (await client.get("/metrics")).text()
+
+
+async def test_a_deadline_is_kept_where_the_engine_is_stuck(serve, fake, monkeypatch):
+    monkeypatch.setattr(generation, "GRACE_SECONDS", 0.05)
+    fake.is_stuck = True
+    client = await serve(request_timeout=0.05)
+    fake.gate.clear()
+    response = await client.post(COMPLETIONS, json={"prompt": ["a", "b"]})
+    assert response.status == 504
+    assert "allow it more time" in (await response.json())["error"]["message"]
     await fake.until(lambda: len(fake.aborted) == 2)
 
 
-async def test_a_deadline_is_an_error_event_in_a_stream(serve, fake):
+@pytest.mark.parametrize("is_stuck", [False, True])
+async def test_a_deadline_is_an_error_event_in_a_stream(serve, fake, monkeypatch, is_stuck):
+    monkeypatch.setattr(generation, "GRACE_SECONDS", 0.05)
+    fake.is_stuck = is_stuck
     client = await serve(request_timeout=60.0)
     fake.gate.clear()
     response = await client.post(CHAT, json={"messages": HI, "stream": True}, headers={"X-Request-Timeout": "0.05"})
     events = (await response.text()).removesuffix("\n\n").split("\n\n")
     assert events[-1] == "data: [DONE]"
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == 504
-    await fake.until(lambda: len(fake.aborted) == 1)
+    await fake.until(lambda: not fake.requests)
+    assert len(fake.aborted) == is_stuck
 
 
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan", "inf", ""])

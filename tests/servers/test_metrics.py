@@ -73,7 +73,7 @@ async def test_names_that_dashboards_read_are_there_before_the_first_request(htt
         "request_params_n_count",
     ):
         assert value(samples, f"vllm:{name}") == 0, name
-    assert finished(samples) == {"stop": 0, "length": 0, "abort": 0, "error": 0}
+    assert finished(samples) == {"stop": 0, "length": 0, "abort": 0, "timeout": 0, "error": 0}
 
 
 async def test_the_cache_configuration_is_in_labels(http):
@@ -85,7 +85,7 @@ async def test_the_cache_configuration_is_in_labels(http):
 async def test_one_request_is_counted_once_everywhere(http):
     await (await http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5})).read()
     samples = await scrape(http)
-    assert finished(samples) == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+    assert finished(samples) == {"stop": 0, "length": 1, "abort": 0, "timeout": 0, "error": 0}
     assert value(samples, "vllm:prompt_tokens_total") == 3
     assert value(samples, "vllm:generation_tokens_total") == 5
     assert value(samples, "vllm:request_prompt_tokens_sum") == 3
