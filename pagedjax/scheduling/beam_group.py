@@ -11,10 +11,9 @@ preempted, save by a reset, and then starts anew. Blocks that no member holds ar
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.beam_search import BeamSearch, Candidates
 from pagedjax.scheduling.block_pool import BlockPool
-from pagedjax.scheduling.request import Request
+from pagedjax.scheduling.request import Request, RequestStatus
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +47,7 @@ class BeamGroup:
 
     def num_blocks(self, block_size: int) -> int:
         """Return how many blocks the group can need."""
-        return _num_blocks(self.first, self.first.max_num_tokens, block_size)
+        return num_blocks_of(self.first, self.first.max_num_tokens, block_size)
 
     def push(self, request: Request, candidates: Candidates) -> bool:
         """Take in what may follow a member's hypothesis; return whether every member's has arrived."""
@@ -79,6 +78,16 @@ class BeamGroup:
         """Return n blocks that no member holds."""
         assert n <= len(self.spare_blocks), "a beam search needs more blocks than it was admitted with"
         return [self.spare_blocks.pop() for _ in range(n)]
+
+    def take_results(self) -> Iterator[tuple[Request, RequestStatus]]:
+        """Give each member the tokens of a finished hypothesis, best first; yield it with its final status."""
+        for member, (hypothesis, _) in zip(self.members, self.search.finished, strict=True):
+            member.forget_output()
+            member.hypothesis = hypothesis
+            member.output_token_ids = [one.token_id for one in hypothesis.tokens()]
+            member.all_token_ids += member.output_token_ids
+            is_stop = hypothesis.token_id in member.ending_token_ids
+            yield member, RequestStatus.FINISHED_STOPPED if is_stop else RequestStatus.FINISHED_LENGTH
 
     def restart(self, search: BeamSearch) -> None:
         """Give up all hypotheses, after rows and blocks were given back; results of steps in flight are stale."""
@@ -119,33 +128,8 @@ def new_search(request: Request) -> BeamSearch:
     )
 
 
-def check_beam_room(
-    request: Request, *, block_size: int, num_blocks: int, max_num_seqs: int, max_model_len: int
-) -> None:
-    """Check that a search can run when it has everything to itself.
-
-    Raises:
-      InvalidRequestError: it needs more rows or blocks than there are.
-    """
-    width = request.sampling_params.beam_width
-    if width > max_num_seqs:
-        raise InvalidRequestError(
-            f"a beam search of width {width} computes {width} hypotheses in one iteration, max_num_seqs is "
-            f"{max_num_seqs}; lower n and best_of or raise --max-num-seqs",
-            param="n" if request.sampling_params.best_of is None else "best_of",
-        )
-    num_needed = _num_blocks(request, min(request.max_num_tokens, max_model_len), block_size)
-    if num_needed > num_blocks:
-        raise InvalidRequestError(
-            f"a beam search of width {width} over {request.num_prompt_tokens} prompt tokens with max_tokens "
-            f"{request.max_tokens} may need {num_needed} KV cache blocks, there are {num_blocks} beside pinned "
-            "prefixes; lower max_tokens or the width, or enlarge the cache",
-            param="max_tokens",
-        )
-
-
-def _num_blocks(request: Request, max_num_tokens: int, block_size: int) -> int:
-    """Blocks that a search can need: the full ones of the prompt once, all others for each hypothesis."""
+def num_blocks_of(request: Request, max_num_tokens: int, block_size: int) -> int:
+    """Return how many blocks a search can need: the full ones of the prompt once, all others for each hypothesis."""
     num_each, num_shared = -(-max_num_tokens // block_size), request.num_prompt_tokens // block_size
     return num_shared + request.sampling_params.beam_width * (num_each - num_shared)
 

@@ -17,8 +17,8 @@ from itertools import count
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from pagedjax.errors import InvalidRequestError
-from pagedjax.scheduling.beam_group import BeamGroup, BeamGroups, check_beam_room, new_search
+from pagedjax.scheduling.admissible import Limits, check_request
+from pagedjax.scheduling.beam_group import BeamGroup, BeamGroups, new_search
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.deadlines import Deadlines
@@ -159,8 +159,12 @@ class Scheduler:
         Raises:
           InvalidRequestError: one could never run, or has the id of an unfinished request; then none is queued.
         """
+        limits = Limits(
+            max_model_len=self.max_model_len, block_size=self.block_size, num_blocks=self.pool.capacity,
+            num_pinned=self.pinned.num_blocks, max_num_seqs=self.max_num_seqs,
+        )  # fmt: skip
         for one in (request, *others):
-            self._check(one)
+            check_request(one, limits, self.requests)
         if not self.requests:
             self._fair_share = FairShare()
         self._register(request, num_charged=min(request.max_num_tokens, self.max_model_len))
@@ -361,18 +365,9 @@ class Scheduler:
         return self._finish_search(group) if group.search.is_over else []
 
     def _finish_search(self, group: BeamGroup) -> list[tuple[Request, list[int]]]:
-        num_returned, outputs = group.first.sampling_params.n, []
-        for member, (hypothesis, _) in zip(group.members, group.search.finished, strict=True):
-            token_ids = [one.token_id for one in hypothesis.tokens()]
-            member.forget_output()
-            member.hypothesis = hypothesis
-            member.output_token_ids = token_ids
-            member.all_token_ids += token_ids
-            is_stop = hypothesis.token_id in member.ending_token_ids
-            status = RequestStatus.FINISHED_STOPPED if is_stop else RequestStatus.FINISHED_LENGTH
-            self._end(member, status, member.stop_reason_of(status, hypothesis.token_id))
-            outputs.append((member, token_ids))
-        return outputs[:num_returned]
+        for member, status in group.take_results():
+            self._end(member, status, member.stop_reason_of(status, member.output_token_ids[-1]))
+        return [(member, member.output_token_ids) for member in group.members[: group.first.sampling_params.n]]
 
     def _register(self, request: Request, *, num_charged: int) -> None:
         request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
@@ -380,32 +375,6 @@ class Scheduler:
         request.order = (*rank, self._fair_share.stamp(request.client, num_charged), next(self._serial))
         self.requests[request.request_id] = request
         self._deadlines.add(request)
-
-    def _check(self, request: Request) -> None:
-        num_prompt_tokens, request_id = request.num_prompt_tokens, request.request_id
-        if request_id in self.requests:
-            raise InvalidRequestError(
-                f"request_id {request_id!r:.80} belongs to an unfinished request; choose another or abort it first",
-                param="request_id",
-            )
-        if not 0 < num_prompt_tokens < self.max_model_len:
-            raise InvalidRequestError(
-                f"prompt has {num_prompt_tokens} tokens, max_model_len is {self.max_model_len} with at least one token "
-                "of output; send 1 token or more, or raise --max-model-len",
-                param="prompt",
-            )
-        num_tokens = min(request.max_num_tokens, self.max_model_len)
-        if self._num_blocks(num_tokens) > self.pool.capacity:
-            raise InvalidRequestError(
-                f"prompt and output may reach {num_tokens} tokens, the KV cache holds "
-                f"{self.pool.capacity * self.block_size}; shorten the prompt, lower max_tokens or enlarge the cache",
-                param="max_tokens",
-            )
-        if request.is_beam:
-            check_beam_room(
-                request, block_size=self.block_size, num_blocks=self.pool.capacity - self.pinned.num_blocks,
-                max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len,
-            )  # fmt: skip
 
     def _reap(self) -> list[Request]:
         finished, self._finished = self._finished, []
