@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import jax
 
 from pagedjax.execution.step import TokenLogprobs
+from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 from pagedjax.speculation.speculator import VerifiedDrafts
@@ -33,6 +34,7 @@ class InFlightStep:
     result: jax.Array | None  # [B, RESULT_COLUMNS] or more with drafts, None when no row samples
     logprobs: TokenLogprobs | None
     scores: list[PromptScore]
+    beams: jax.Array | None = None  # [B, 2 * NUM_BEAM_CANDIDATES], None when no row belongs to a beam search
     last_hidden: jax.Array | None = None  # [max_num_seqs, D], or what verifies, while sampling waits for masks
     drafts: jax.Array | None = None  # [B, K] of the rows that verify some, in the order of the plan
 
@@ -43,7 +45,8 @@ class InFlightStep:
     @property
     def is_ready(self) -> bool:
         """Whether the device has computed it; of a step that samples nothing this cannot be told, and is False."""
-        return self.result is not None and self.result.is_ready()  # pyright: ignore[reportAttributeAccessIssue]  untyped
+        array = self.beams if self.result is None else self.result
+        return array is not None and array.is_ready()  # pyright: ignore[reportAttributeAccessIssue]  untyped
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class StepResult:
     """What one step produced, on the host."""
 
     token_ids: dict[str, list[int]] = field(default_factory=dict)
+    candidates: dict[str, Candidates] = field(default_factory=dict)  # of beams, which sample nothing
     failed: set[str] = field(default_factory=set)  # logits were not finite
     read_time: float = 0.0  # on time.monotonic(), when the arrays had come
     logprob_rows: dict[str, Iterator[int]] = field(default_factory=dict)  # of each token in turn

@@ -16,6 +16,7 @@ from flax import nnx
 from pagedjax.config import AUTO, EngineConfig
 from pagedjax.errors import ConfigError
 from pagedjax.execution import executable_cache, kv_cache
+from pagedjax.execution.block_copy import COPY_BUCKETS, pack_copies
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
 from pagedjax.execution.compilation import CompilationCounter, compile_all, enable_cache, shapes_of
 from pagedjax.execution.executable_cache import ExecutableCache
@@ -36,9 +37,10 @@ from pagedjax.execution.request_state import (
     neutral_sampler_rows,
 )
 from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
-from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions
+from pagedjax.execution.step import NUM_BEAM_CANDIDATES, RESULT_COLUMNS, StepFunctions
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models.config import ModelConfig
+from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
@@ -112,23 +114,29 @@ class ModelRunner:
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
         """Start one step; the arrays in what it returns are not ready yet."""
         began, num_compilations = time.perf_counter(), self._compilations.count
+        self._fork_blocks(output.forked_blocks)
         self._admit([item for item in output.scheduled if item.is_new_row])
         drafts = None
         if self._speculator is not None:
             self._rows, drafts = self._speculator.propose(self._rows, output.scheduled)
         batch = sorted(output.scheduled, key=lambda item: not item.samples)  # stable: sampling rows first
         sampling = [item for item in batch if item.samples]
-        variant = sampling_variant(item.request.sampling_params for item in sampling)
+        has_beams = any(item.request.is_beam for item in sampling)
+        variant = sampling_variant(item.request.sampling_params for item in sampling if not item.request.is_beam)
         with_logprobs = any(item.request.sampling_params.logprobs is not None for item in sampling)
         scored = [item for item in batch if item.request.sampling_params.prompt_logprobs is not None]
-        is_plain = is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored
+        is_plain = (
+            is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored and not has_beams
+        )
         if is_plain and self.buckets.is_fused:
             step = InFlightStep(output, sampling, self._decode(batch, variant, began), None, [])
         else:
-            last_hidden, scores = self._forward(batch, began)
-            last_hidden = last_hidden if sampling else None
-            step = InFlightStep(output, sampling, None, None, scores, last_hidden, drafts)
-            if sampling and not (variant in WIDE_VARIANTS and any(map(_is_under_grammar, sampling))):
+            last_hidden, picked, scores = self._forward(batch, began)
+            beams = self._run_beams(last_hidden, len(sampling)) if has_beams else None
+            is_left = sampling and not all(item.request.is_beam for item in sampling)
+            left = (last_hidden if picked is None else picked) if is_left else None
+            step = InFlightStep(output, sampling, None, None, scores, beams, left, drafts)
+            if is_left and not (variant in WIDE_VARIANTS and any(map(_is_under_grammar, sampling))):
                 step = self._sample(step, variant)
         _start_copies(step)
         self.times.num_steps += 1
@@ -152,7 +160,8 @@ class ModelRunner:
             self._speculator.write_masks(items, self._allowed(items, draft_masks))
         for start in range(0, len(items), ROW_WRITER_BUCKETS[-1]):
             self._write_masks(items[start : start + ROW_WRITER_BUCKETS[-1]], masks[start:])
-        step = self._sample(step, sampling_variant(item.request.sampling_params for item in step.sampling))
+        params = (item.request.sampling_params for item in step.sampling if not item.request.is_beam)
+        step = self._sample(step, sampling_variant(params))
         _start_copies(step)
         self.num_compilations_after_ready += self._compilations.count - num_compilations
         return step
@@ -175,6 +184,8 @@ class ModelRunner:
             table = np.asarray(step.result)
             width = (table.shape[1] - RESULT_COLUMNS) // 2 + 1
             for row, (item, values) in enumerate(zip(step.sampling, table.tolist(), strict=False)):
+                if item.request.is_beam:
+                    continue
                 request_id = item.request.request_id
                 result.token_ids[request_id] = values[: values[-2]]
                 if step.logprobs is not None:
@@ -183,6 +194,8 @@ class ModelRunner:
                     result.failed.add(request_id)
                 if item.num_draft_tokens:
                     result.verified.append(verified_drafts(item, values))
+        if step.beams is not None:
+            self._read_beams(step.sampling, np.asarray(step.beams), result)
         if step.logprobs is not None:
             result.logprobs = jax.tree.map(np.asarray, step.logprobs)
         for score in step.scores:
@@ -191,6 +204,16 @@ class ModelRunner:
         result.read_time = time.monotonic()
         self.times.wait += time.perf_counter() - began
         return result
+
+    def _read_beams(self, sampling: Sequence[ScheduledRequest], table: np.ndarray, result: StepResult) -> None:
+        token_ids = table[:, :NUM_BEAM_CANDIDATES]
+        logprobs = np.ascontiguousarray(table[:, NUM_BEAM_CANDIDATES:]).view(np.float32)
+        for row, item in enumerate(sampling):
+            if item.request.is_beam:
+                found = Candidates(token_ids[row].tolist(), logprobs[row].tolist())
+                result.candidates[item.request.request_id] = found
+                if not np.isfinite(logprobs[row, 0]):
+                    result.failed.add(item.request.request_id)
 
     def warm_up(self) -> None:
         """Run every executable once, on padding alone, which writes nothing.
@@ -209,6 +232,7 @@ class ModelRunner:
             rows = np.full(bucket, no_rows, np.int32)
             results = [self._run_sample(variant, last_hidden, rows) for variant in (*PLAIN_VARIANTS, *WIDE_VARIANTS)]
             self._executables[f"logprobs {bucket}"](self._leaves, last_hidden, results[-1])
+            self._executables[f"beam {bucket}"](self._leaves, last_hidden)
         for bucket in ROW_WRITER_BUCKETS:
             packed = pack_rows([], bucket, max_blocks=self._max_blocks, max_num_seqs=no_rows)
             self._rows = self._executables[f"write rows {bucket}"](self._rows, packed)
@@ -216,6 +240,8 @@ class ModelRunner:
             self._wide = self._executables[f"write masks {bucket}"](
                 self._wide, np.full(bucket, no_rows, np.int32), masks
             )
+        for bucket in COPY_BUCKETS:
+            self._run_copies(pack_copies([], bucket, num_blocks=self.num_blocks))
         self._write_wide(no_rows, self._neutral)
         if self._speculator is not None:
             self._rows, self._wide = self._speculator.warm_up(self._leaves, self._rows, self._wide, hidden)
@@ -248,17 +274,20 @@ class ModelRunner:
         self.times.dispatch += time.perf_counter() - dispatched
         return result
 
-    def _forward(self, batch: list[ScheduledRequest], began: float) -> tuple[jax.Array, list[PromptScore]]:
+    def _forward(
+        self, batch: list[ScheduledRequest], began: float
+    ) -> tuple[jax.Array, jax.Array | None, list[PromptScore]]:
+        """Run the model; return last hidden states, those that are sampled after if there are drafts, and scores."""
         shape = self._forward_shape(batch)
         packed = pack_changes(batch, shape, max_num_seqs=self._config.max_num_seqs)
         forward = self._executables[forward_name(shape)]
         dispatched = self._note_packed(began)
         self._kv_cache, self._rows, hidden, last_hidden = forward(self._leaves, self._kv_cache, self._rows, packed)
-        scores = list(self._score(batch, hidden))
+        scores, picked = list(self._score(batch, hidden)), None
         if self._speculator is not None and any(item.num_draft_tokens for item in batch):
-            last_hidden = self._speculator.pick(hidden, batch)
+            picked = self._speculator.pick(hidden, batch)
         self.times.dispatch += time.perf_counter() - dispatched
-        return last_hidden, scores
+        return last_hidden, picked, scores
 
     def _forward_shape(self, batch: list[ScheduledRequest]) -> StepShape:
         num_tokens = sum(item.num_scheduled_tokens for item in batch)
@@ -268,6 +297,9 @@ class ModelRunner:
         if is_verify and num_tokens > len(batch):
             return self.buckets.verify_shape(len(batch), num_tokens)
         return self.buckets.forward_shape(num_tokens)
+
+    def _run_beams(self, last_hidden: jax.Array, num_rows: int) -> jax.Array:
+        return self._executables[f"beam {bucket_for(num_rows, self.buckets.sample)}"](self._leaves, last_hidden)
 
     def _sample(self, step: InFlightStep, variant: str) -> InFlightStep:
         began, sampling, last_hidden = time.perf_counter(), step.sampling, step.last_hidden
@@ -330,6 +362,14 @@ class ModelRunner:
                     run = self._executables[f"score {hidden.shape[0]}"]
                     yield PromptScore(request, position + 1, count, run(self._leaves, hidden, index, targets))
             start += item.num_scheduled_tokens
+
+    def _fork_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for start in range(0, len(copies), COPY_BUCKETS[-1]):
+            part = copies[start : start + COPY_BUCKETS[-1]]
+            self._run_copies(pack_copies(part, bucket_for(len(part), COPY_BUCKETS), num_blocks=self.num_blocks))
+
+    def _run_copies(self, packed: np.ndarray) -> None:
+        self._kv_cache = self._executables[f"copy blocks {packed.shape[1]}"](self._kv_cache, packed)
 
     def _admit(self, items: Sequence[ScheduledRequest]) -> None:
         """Write the device rows of requests that enter the batch."""
@@ -469,7 +509,7 @@ def _is_under_grammar(item: ScheduledRequest) -> bool:
 
 
 def _start_copies(step: InFlightStep) -> None:
-    for array in (step.result, step.drafts, *jax.tree.leaves(step.logprobs)):
+    for array in (step.result, step.beams, step.drafts, *jax.tree.leaves(step.logprobs)):
         if array is not None:
             array.copy_to_host_async()
 

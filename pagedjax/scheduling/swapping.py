@@ -19,6 +19,7 @@ from pagedjax.scheduling.host_pool import HostPool
 from pagedjax.scheduling.preemption import PreemptionCosts
 from pagedjax.scheduling.request import NOT_ON_HOST, Request, RequestStatus
 
+MAX_STARTED_IN = 1  # an iteration: when it has landed, the host takes half a millisecond to dispatch its jitted half
 MAX_AHEAD = 512  # blocks that are looked at before they are evicted
 
 
@@ -78,12 +79,7 @@ class _Leaving:
 class Swapping:
     """The host side of one scheduler, which allocates about `num_ahead` blocks an iteration at most.
 
-    Without host memory it copies nothing and finds nothing.
-
-        RUNNING -> SWAPPING_OUT -> SWAPPED -> SWAPPING_IN -> RUNNING
-
-    WAITING and PREEMPTED requests pass through SWAPPING_IN too, if the host has their prefix. A request whose copy
-    fails is RUNNING again and computes what was to be copied.
+    Without host memory it copies nothing and finds nothing. A request whose copy fails computes what was to be copied.
     """
 
     def __init__(self, pool: BlockPool, host_pool: HostPool, costs: PreemptionCosts, *, num_ahead: int) -> None:
@@ -185,7 +181,6 @@ class Swapping:
                 targets = block_ids.setdefault(chunk, [None] * self.host_pool.chunk_size)
                 targets[slot % self.host_pool.chunk_size] = block_id
         if block_ids:
-            request.status = RequestStatus.SWAPPING_IN
             self._arriving[request] = [CopyIn(request, chunk, targets) for chunk, targets in block_ids.items()]
             self._to_start += self._arriving[request]
             self._start()
@@ -276,7 +271,7 @@ class Swapping:
                 self._register(leaving.request.host_slots[i], leaving.request, i)
             self._copy_out(leaving.copy)
             self._release_blocks(leaving.request, leaving.copy.block_ids)
-        while self._to_start and self._num_startable:
+        while self._to_start and self._num_startable and len(self._copies.started) < MAX_STARTED_IN:
             copy = self._to_start.popleft()
             if copy.is_wanted:
                 self._num_startable -= 1

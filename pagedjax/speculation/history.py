@@ -33,7 +33,8 @@ class RowProgress:
 class TokenHistory:
     """`array` is [R, L] int32: token ids by position, right up to each row's newest token where they are read."""
 
-    def __init__(self, num_rows: int, max_model_len: int):
+    def __init__(self, num_rows: int, max_model_len: int, block_size: int):
+        self._block_size = block_size
         self.array = jnp.zeros((num_rows, max_model_len), jnp.int32)
         self._progress = [RowProgress() for _ in range(num_rows)]
 
@@ -47,7 +48,8 @@ class TokenHistory:
     def note_plan(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Take note of a step that is about to start: who is new in a row, and whom verification does not follow."""
         for item in scheduled:
-            if item.is_new_row:
+            is_copied = item.new_block_ids and item.first_new_block_index * self._block_size < item.context_len
+            if item.is_new_row or is_copied:  # what draft models hold is not copied with a block that others share
                 self._progress[item.row] = RowProgress()
             elif not item.num_draft_tokens:
                 self._progress[item.row].is_followed = False

@@ -53,7 +53,7 @@ class Speculation:
 
     def plan(self, running: Iterable[Request]) -> None:
         """Say how many drafts each running request verifies in the next step."""
-        decoding = [one for one in running if one.status is RequestStatus.RUNNING and _is_decoding(one)]
+        decoding = [one for one in running if _is_decoding(one)]
         limits = self._limits(decoding)
         chosen = self._controller.choose([one.request_id for one in decoding], limits=limits)
         self._is_reading = False
@@ -154,8 +154,9 @@ class Speculation:
 
 
 def _is_decoding(request: Request) -> bool:
-    """Whether the next step computes a request's newest token alone."""
-    return request.num_tokens_bound - request.num_computed_tokens == 1
+    """Whether the next step computes a request's newest token alone; beams are chosen among, and not drafted for."""
+    is_running = request.status is RequestStatus.RUNNING and not request.is_beam
+    return is_running and request.num_tokens_bound - request.num_computed_tokens == 1
 
 
 def _decodes(item: ScheduledRequest) -> bool:

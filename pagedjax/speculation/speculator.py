@@ -60,7 +60,7 @@ class Speculator:
         self._variants = VERIFY_VARIANTS[jax.default_backend()]
         if config.rejection_sample_method == "standard":
             self._variants = ("standard",)
-        self._history = TokenHistory(buckets.max_num_seqs, max_model_len)
+        self._history = TokenHistory(buckets.max_num_seqs, max_model_len, buckets.block_size)
         self._proposer = self._make_proposer(config, draft, dtype)
         mask_shape = (buckets.max_num_seqs, config.num_speculative_tokens, -(-vocab_size // 32))
         self._draft_masks = jnp.full(mask_shape, 0xFFFFFFFF, jnp.uint32)

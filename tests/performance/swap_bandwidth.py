@@ -25,6 +25,7 @@ from pagedjax.execution.compilation import compile_all
 from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks, gather_blocks
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.models.batch import KVCache
+from pagedjax.scheduling import swapping
 from pagedjax.scheduling.swapping import BlockCopies, CopyIn, CopyOut
 from tests.scheduling.fake_device import make_request
 
@@ -117,7 +118,10 @@ def advance(host: HostChunks, pool: KVCache, waiting: list[Any]) -> tuple[KVCach
     """What an iteration of the engine does: land, then start."""
     progress = host.progress()
     assert not progress.failed, "a copy failed"
-    started = [waiting.pop() for _ in range(min(progress.num_startable, len(waiting)))]
+    num_startable = progress.num_startable
+    if waiting and isinstance(waiting[-1], CopyIn):
+        num_startable = min(num_startable, swapping.MAX_STARTED_IN)
+    started = [waiting.pop() for _ in range(min(num_startable, len(waiting)))]
     copies = BlockCopies(
         landed=progress.landed,
         out=[copy for copy in started if isinstance(copy, CopyOut)],

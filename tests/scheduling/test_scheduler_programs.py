@@ -4,7 +4,9 @@ A program is a string of bytes, three an operation, which hypothesis makes and s
 """
 
 import itertools
+import re
 from collections import Counter
+from typing import ClassVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,11 +14,31 @@ from hypothesis import strategies as st
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.preemption import CopySpeed, PreemptionCosts
-from pagedjax.scheduling.request import RequestStatus
-from tests.scheduling.fake_device import Driver, expected_output, make_request
+from pagedjax.scheduling.request import Request, RequestStatus
+from pagedjax.scheduling.scheduler import Scheduler
+from tests.scheduling.fake_device import Driver, expected_beams, expected_output, make_request
 
 NUM_PROGRAMS, NUM_OPERATIONS = 102, 200
 MAX_AHEAD = 2
+
+
+class Traced(Request):
+    """A request that notes every change of its status."""
+
+    __slots__ = ()
+    changes: ClassVar[set[tuple[str, str]]] = set()
+
+    def __setattr__(self, name, value):
+        if name == "status":
+            self.changes.add((self.status.name, re.sub("FINISHED_.*", "FINISHED", value.name)))
+        super().__setattr__(name, value)
+
+
+def documented_changes():
+    """The lines `STATE -> STATE, STATE` of the scheduler's docstring."""
+    lines = re.findall(r"^ +([A-Z_]+) -> ([A-Z_, ]+[A-Z_])", Scheduler.__doc__, re.MULTILINE)
+    changes = {(before, after) for before, states in lines for after in states.split(", ")}
+    return changes | {(before, "FINISHED") for before, _ in lines}
 
 
 class Program:
@@ -62,7 +84,8 @@ class Program:
 
     def run(self, code):
         kinds = (
-            [self.read] * 4 + [self.add] * 4 + [self.fork] * 4 + [self.step] * 10 + [self.dispatch] * 4
+            [self.read] * 4 + [self.add] * 3 + [self.fork] * 3 + [self.add_group] * 3 + [self.add_beams]
+            + [self.step] * 10 + [self.dispatch] * 4
             + [self.finish, self.abort, self.fail, self.reset, self.preempt, self.pin, self.unpin]
             + [self.evict, self.measure, self.swap_out, self.swap_in, self.evict_to_host, self.fail_copy] * 2
             + [self.end_away] * 2
@@ -79,6 +102,7 @@ class Program:
         self.check()
         assert all(request.is_finished for request in self.requests.values())
         self.happened["accepted"] += self.driver.num_accepted
+        self.happened["searches"] += sum(request.hypothesis is not None for request in self.requests.values())
         self.happened["settled"] += sum(
             request.num_preemptions == self.scheduler.max_preemptions for request in self.requests.values()
         )
@@ -87,21 +111,46 @@ class Program:
         self.scheduler.check_integrity()
         for request_id, request in self.requests.items():
             num_tokens = len(request.output_token_ids)
+            if request.is_beam:
+                assert request.hypothesis is None or request.output_token_ids == self.expected[request_id]
+                continue
             assert request.output_token_ids == self.expected[request_id][:num_tokens]
             if request.status == RequestStatus.FINISHED_LENGTH:
                 assert num_tokens == len(self.expected[request_id])
 
-    def add(self, first, second, prompt=None):
+    def add(self, first, second, prompt=None, count=1, **params):
         prompt = prompt or [first % 2] * (1 + second % 11)
-        limit = self.scheduler.max_model_len
-        request = make_request(
-            str(len(self.requests)), prompt[: limit - 1], 1 + second % 23, priority=first % 3,
-            client=(str(first % 2), str(second % 3)), cache_salt="salt" if first % 8 == 7 else None,
-            ignore_eos=bool(second % 2),
-        )  # fmt: skip
-        self.scheduler.add_request(request)
-        self.requests[request.request_id] = request
-        self.expected[request.request_id] = expected_output(request, limit)
+        limit, serial = self.scheduler.max_model_len, len(self.requests)
+        group = [
+            make_request(
+                str(serial + i), prompt[: limit - 1], 1 + second % 23, priority=first % 3,
+                client=(str(first % 2), str(second % 3)), cache_salt="salt" if first % 8 == 7 else None,
+                ignore_eos=bool(second % 2), seed=i, **params,
+            )
+            for i in range(count)
+        ]  # fmt: skip
+        for request in group:
+            request.__class__ = Traced
+        self.scheduler.add_request(group[0], group[1:])
+        self.requests.update((request.request_id, request) for request in group)
+        for request in group:
+            if not request.is_beam:
+                self.expected[request.request_id] = expected_output(request, limit)
+        if group[0].is_beam:
+            request_ids = [request.request_id for request in group]
+            self.expected.update(zip(request_ids, expected_beams(group[0], limit), strict=True))
+
+    def add_group(self, first, second):
+        """Add requests that share a prompt, sometimes more than there are rows."""
+        self.add(first, second, count=2 + first % 4)
+
+    def add_beams(self, first, second):
+        """Add a beam search, if it can run at all."""
+        width = 1 + first % 3
+        try:
+            self.add(first, second, count=width, n=width, use_beam_search=True, length_penalty=float(second % 3))
+        except InvalidRequestError:
+            self.happened["refused beams"] += 1
 
     def fork(self, first, second):
         """Add a request that begins as another one does, output included, and goes on as it likes."""
@@ -224,12 +273,15 @@ def test_no_operation_of_long_random_programs_leaves_a_contradiction():
     def run(code):
         Program(code[:9], happened).run(code[9:])
 
+    Traced.changes.clear()
     run()
+    assert Traced.changes == documented_changes()
     assert happened["operations"] >= 20_000
     for event in (
-        "fork", "preempt", "pinned", "unpinned", "reset", "fail", "num_preemptions", "settled", "accepted",
-        "prefix_cache_evictions", "prefix_cache_hits", "prefix_cache_resumed_hits", "num_preemptions_swapped",
-        "swapped out", "swapped in", "written back", "swap_in_blocks", "swap_failures", "external_prefix_cache_hits",
-        "ended SWAPPING_OUT", "ended SWAPPED", "ended SWAPPING_IN",
+        "fork", "add_group", "add_beams", "searches", "num_block_copies", "preempt", "pinned", "unpinned", "reset",
+        "fail", "num_preemptions", "settled", "accepted", "prefix_cache_evictions", "prefix_cache_hits",
+        "prefix_cache_resumed_hits", "num_preemptions_swapped", "swapped out", "swapped in", "written back",
+        "swap_in_blocks", "swap_failures", "external_prefix_cache_hits", "ended SWAPPING_OUT", "ended SWAPPED",
+        "ended SWAPPING_IN",
     ):  # fmt: skip
         assert happened[event] > 5, event

@@ -155,7 +155,8 @@ def test_what_a_failed_copy_should_have_brought_is_computed_again(num_failing):
 
 ENDS = {
     "WAITING": lambda driver, request: None,
-    "RUNNING": lambda driver, request: driver.step(),
+    "RUNNING": lambda driver, request: driver.step(),  # in the middle of its prompt
+    "RUNNING, with output": lambda driver, request: [driver.step() for _ in range(6)],
     "PREEMPTED": lambda driver, request: run_until(driver, request, RequestStatus.PREEMPTED),
     "SWAPPING_OUT": lambda driver, request: run_until(driver, request, SWAPPING_OUT),
     "SWAPPED": lambda driver, request: run_until(driver, request, SWAPPED),
@@ -168,10 +169,13 @@ ENDS = {
 def test_a_request_may_end_in_every_state_of_its_life(state, end):
     is_slow = state.startswith("SWAPPING")
     mode = "recompute" if state == "PREEMPTED" else "swap"
-    driver = make_driver(mode, max_copies=1 if is_slow else 4, chunk_size=1, num_host_chunks=20)
+    driver = make_driver(
+        mode, max_copies=1 if is_slow else 4, chunk_size=1, num_host_chunks=20, max_num_batched_tokens=16
+    )
     other, victim = two_requests(driver)
     ENDS[state](driver, victim)
-    assert victim.status.name == state
+    assert victim.status.name == state.split(",")[0]
+    assert bool(victim.output_token_ids) == (state not in ("WAITING", "RUNNING"))
     num_output = len(victim.output_token_ids)
     if end is RequestStatus.FINISHED_ABORTED:
         driver.scheduler.abort("b")

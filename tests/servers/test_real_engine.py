@@ -50,6 +50,10 @@ async def ask(client, http):
     found["stream"] = [chunk async for chunk in await complete("hello", stream=True, logprobs=2, echo=True)]
     found["echo"] = await complete("hello", logprobs=2, echo=True)
     found["chat"] = await client.chat.completions.create(model="fake", messages=MESSAGES, n=2, **GREEDY)
+    late = await http.post("/v1/completions", json={"prompt": "hello"}, headers={"X-Request-Timeout": "0.000001"})
+    found["late"] = (late.status, (await late.json())["error"]["message"])
+    beams = {"use_beam_search": True, "ignore_eos": True, "best_of": 4}
+    found["beams"] = await complete("hello", n=2, logprobs=2, extra_body=beams)
     found["refused"] = await http.post("/v1/completions", json={"prompt": "x" * 129})
     return found
 
@@ -87,6 +91,14 @@ class Control:
 def text_after(prompt):
     tokenizer = byte_tokenizer()
     return tokenizer.decode(continuation(tokenizer.encode(prompt), 20), skip_special_tokens=True)
+
+
+def test_a_request_without_time_is_ended_by_the_engine(answers):
+    status, message = answers["late"]
+    assert (status, message) == (
+        504,
+        "the request has reached its deadline of 1e-06 s after 0 tokens; allow it more time or ask for fewer tokens",
+    )
 
 
 def test_completions_are_the_models(answers):
@@ -127,8 +139,9 @@ def test_nothing_is_left_after_a_client_has_left(answers):
 def test_the_reasons_add_up(answers):
     lines = [line for line in answers["metrics"].splitlines() if line.startswith("vllm:request_success_total")]
     counts = {line.split('finished_reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
-    assert counts["length"] == 1 + 12 + 2 + 1
-    assert sum(counts.values()) == 1 + 12 + 2 + 1 + 1
+    assert counts["length"] == 1 + 12 + 2 + 1 + 1
+    assert (counts["abort"], counts["timeout"]) == (1, 1)
+    assert sum(counts.values()) == counts["length"] + 2
 
 
 def test_the_dashboard_and_the_alerts_find_all_they_ask_for(answers):
@@ -153,3 +166,13 @@ def test_engine_counts_are_conserved(answers):
     assert values["vllm:estimated_read_bytes_per_gpu_total",] > num_iterations
     assert values["vllm:gpu_prefix_cache_hits_total",] == values["vllm:prefix_cache_hits_total",] >= cached
     assert values["vllm:time_per_output_token_seconds_count",] == values["vllm:inter_token_latency_seconds_count",]
+
+
+def test_a_beam_search_answers_with_its_best_hypotheses(answers):
+    first, second = answers["beams"].choices
+    ids = byte_tokenizer().encode("hello")
+    assert first.text == byte_tokenizer().decode(continuation(ids, 20))
+    assert second.text != first.text
+    totals = [sum(choice.logprobs.token_logprobs) for choice in (first, second)]
+    assert totals[0] > totals[1]
+    assert answers["beams"].usage.completion_tokens == 40
