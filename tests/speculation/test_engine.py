@@ -10,6 +10,7 @@ import re
 import pytest
 
 from pagedjax import SamplingParams
+from pagedjax.execution import buckets
 from pagedjax.structured_outputs import StructuredOutputsParams
 from tests.fakes import continuation, fake_engine, run_all
 
@@ -23,7 +24,9 @@ def greedy(**options):
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = fake_engine(speculative_config=DRAFT, draft_errs_every=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(buckets.SAMPLE_BUCKETS, "cpu", ())  # one bucket: these are slow to compile
+        engine = fake_engine(speculative_config=DRAFT, draft_errs_every=5)
     yield engine
     assert engine.stats()["num_compilations_after_ready"] == 0
     engine.shutdown()
