@@ -96,7 +96,7 @@ def check(engine, results):
     assert stats["num_blocks_used"] == 0
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=["draft_model", pytest.param("suffix", marks=pytest.mark.fuzz)])
 def engine(request):
     """With too few blocks, and host memory for some of them."""
     engine = make_engine(request.param, num_gpu_blocks_override=24, swap_space=0.01)
