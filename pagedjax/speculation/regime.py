@@ -11,7 +11,7 @@ from pagedjax.speculation.step_costs import MIN_MEASURED, StepCosts
 ENTER, LEAVE = 1.05, 1.01  # times the tokens a second of plain decoding
 MAX_LOSS, MAX_STEP_LOSS = 8.0, 4.0  # a step that seems to have lost more was held up by something else
 BUDGET = 0.005
-TRY_STEPS = 6  # the first one has nothing to verify yet, and the last ones are read late
+TRY_MEASURED, TRY_STEPS = 4, 12  # steps to measure, and at most: host-made drafts wait for every second one
 DECIDE_EVERY = 4  # steps
 MIN_WAIT, MAX_DOUBLINGS = 64, 6  # steps between tries, and how often they double
 LASTING = 256  # steps after which speculation counts as having worked
@@ -33,6 +33,7 @@ class Regime:
         self._now = 0
         self._next_decision = 0
         self._num_try_steps = 0  # left of the try that runs
+        self._enough_measured = 0
         self._has_tried = False
         self._num_failures = 0
         self._switched = 0  # when
@@ -47,7 +48,8 @@ class Regime:
         """Count a step that is about to be dispatched; return whether `decide` is due before it."""
         self._now += 1
         if self._num_try_steps:
-            self._num_try_steps -= 1
+            has_enough = self.costs.num_measured >= self._enough_measured
+            self._num_try_steps = 0 if has_enough else self._num_try_steps - 1
         return self.costs.is_plain_known and not self._num_try_steps and self._now >= self._next_decision
 
     def decide(self, gain: float) -> bool:
@@ -65,6 +67,7 @@ class Regime:
             self._give_up(has_failed=True)
         else:
             self._has_tried, self._num_try_steps = True, TRY_STEPS + 1
+            self._enough_measured = self.costs.num_measured + TRY_MEASURED
         if self.is_on != was_on:
             self._switched = self._now
         return self.is_on != was_on

@@ -40,6 +40,7 @@ class StepCosts:
 
     def __init__(self, max_drafts: int) -> None:
         self.plain = Times()
+        self.num_measured = 0  # of those with drafts
         self._verifying = [Times() for _ in range(max_drafts)]
         self._known: list[Times] = []
 
@@ -55,6 +56,7 @@ class StepCosts:
 
     def add(self, size: float, seconds: float) -> None:
         """Take note of a step that verified drafts."""
+        self.num_measured += 1
         times = self._verifying[max(1, round(size)) - 1]
         times.add(seconds, size)
         if len(times) == MIN_MEASURED:

@@ -172,6 +172,23 @@ def test_other_weights_are_learnt_from_the_beginning():
     assert result.tokens_per_second > 0.98 * plain_tokens_per_second(LOOK_UP, 1)
 
 
+def test_drafts_that_wait_for_the_step_in_flight_are_found_to_pay_within_one_try():
+    """Where the host makes the drafts, every second decision is for a request that cannot be drafted for yet."""
+    controller = controller_for(LOOK_UP)
+    for _ in range(3):
+        assert controller.choose(["a"]) == [0]
+        controller.note_step(["a"], [0], [0], num_proposed=0, seconds=LOOK_UP.plain(1) / 1000)
+    drafts = [0]
+    for _ in range(10):
+        assert controller.choose(["a"])[0] > 0  # and waits until the step before is read
+        if drafts[0]:
+            seconds = LOOK_UP.speculating(drafts, 0) / 1000
+            controller.note_step(["a"], drafts, drafts, num_proposed=drafts[0], seconds=seconds)
+        drafts = controller.choose(["a"])
+        assert drafts[0] > 0
+    assert controller.reason.startswith("speculation on at batch 1")
+
+
 def test_steps_with_prompts_in_them_tell_nothing_about_costs():
     controller = controller_for(LOOK_UP)
     for _ in range(50):

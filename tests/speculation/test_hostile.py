@@ -9,6 +9,7 @@ import random
 import pytest
 
 from pagedjax import SamplingParams
+from pagedjax.execution import buckets
 from tests.fakes import continuation, fake_engine
 
 METHODS = {
@@ -16,12 +17,19 @@ METHODS = {
     "suffix": {"method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 4.0},
 }
 MAX_MODEL_LEN = 128
+REPEATED = [[11, 22, 33, 44], [55] * 20]  # prompts that come again and again, so that their outputs are known
 
 
 def make_engine(method, **options):
+    """An engine with one bucket of each kind: none is tested here, and each takes a while to compile."""
     errs_every = 3 if method == "draft_model" else None
     config = METHODS[method] | {"is_adaptive": False}
-    return fake_engine(speculative_config=config, draft_errs_every=errs_every, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(buckets.SAMPLE_BUCKETS, "cpu", ())
+        for sizes in (buckets.DECODE_SIZES, buckets.VERIFY_SIZES):
+            patch.setitem(sizes, "cpu", (4,))
+        patch.setitem(buckets.TOKEN_SIZES, "cpu", (32,))
+        return fake_engine(speculative_config=config, draft_errs_every=errs_every, **options)
 
 
 def choose_at_random(engine, rng):
@@ -43,7 +51,9 @@ def random_requests(rng, count):
         prompt = starts[rng.randrange(3)][: rng.randint(1, 40)] + [
             rng.randrange(263) for _ in range(rng.choice([0, 3]))
         ]
-        if rng.random() < 0.1:
+        if rng.random() < 0.5:
+            prompt = rng.choice(REPEATED)
+        elif rng.random() < 0.2:
             prompt = prompt * 10
         prompt = prompt[: MAX_MODEL_LEN - rng.choice([1, 2, 5, 30])]
         yield f"{number}", prompt, min(rng.choice([1, 2, 3, 7, 30, 60]), MAX_MODEL_LEN - len(prompt))
@@ -82,11 +92,11 @@ def check(engine, results):
     stats = engine.stats()
     assert num_finished > 0.6 * len(results)
     assert stats["spec_decode_num_accepted_tokens"] > 50
-    assert stats["spec_decode_num_accepted_tokens"] < stats["spec_decode_num_draft_tokens"]
+    assert stats["spec_decode_num_accepted_tokens"] <= stats["spec_decode_num_draft_tokens"]
     assert stats["num_blocks_used"] == 0
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=["draft_model", pytest.param("suffix", marks=pytest.mark.fuzz)])
 def engine(request):
     """With too few blocks, and host memory for some of them."""
     engine = make_engine(request.param, num_gpu_blocks_override=24, swap_space=0.01)
@@ -95,11 +105,11 @@ def engine(request):
     engine.shutdown()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.fuzz) for seed in range(2, 20))])
 def test_random_drafting_requests_and_preemptions_change_no_token(engine, seed):
     rng = random.Random(seed)
     choose_at_random(engine, rng)
-    results = run_randomly(engine, rng, 60)
-    assert len(results) == 60
+    results = run_randomly(engine, rng, 40)
+    assert len(results) == 40
     check(engine, results)
-    assert engine.stats()["num_preemptions"] > 10
+    assert engine.stats()["num_preemptions"] > 5
