@@ -447,6 +447,8 @@ class Scheduler:
         cached = self.prefix_cache.match(request)
         if self._num_taken(request, cached) > self.pool.num_free - num_promised - self._num_spare(self.running):
             return False
+        if self.swapping.is_awaited(request, len(cached)):
+            return False
         self.pool.retain(cached)  # before anything is allocated, which could evict them
         num_cached_tokens = len(cached) * self.block_size
         self.prefix_cache.record(request, num_cached_tokens)
