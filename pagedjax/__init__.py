@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors: at run time `__getattr__` imports a name when it is first used
     from pagedjax.async_engine import AsyncEngine as AsyncEngine
+    from pagedjax.beam_search import BeamSearchOutput as BeamSearchOutput
+    from pagedjax.beam_search import BeamSearchParams as BeamSearchParams
+    from pagedjax.beam_search import BeamSearchSequence as BeamSearchSequence
     from pagedjax.config import EngineConfig as EngineConfig
     from pagedjax.engine import LLMEngine as LLMEngine
     from pagedjax.engine import StepOutput as StepOutput
@@ -35,6 +38,9 @@ _HOMES = {
     "RequestView": "pagedjax.engine_view",
     "AsyncEngine": "pagedjax.async_engine",
     "EngineConfig": "pagedjax.config",
+    "BeamSearchOutput": "pagedjax.beam_search",
+    "BeamSearchParams": "pagedjax.beam_search",
+    "BeamSearchSequence": "pagedjax.beam_search",
     "SamplingParams": "pagedjax.sampling_params",
     "RequestOutputKind": "pagedjax.sampling_params",
     "StructuredOutputsParams": "pagedjax.structured_outputs",

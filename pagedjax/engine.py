@@ -34,7 +34,7 @@ from pagedjax.loading.weights import LoadedModel
 from pagedjax.models.config import ModelConfig
 from pagedjax.outputs import RequestOutput
 from pagedjax.request_input import RequestInput
-from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScores
+from pagedjax.request_output import RunningCompletion, RunningRequest, TokenScores, scores_of
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.fair_share import Client
 from pagedjax.scheduling.pacing import Pacing
@@ -202,11 +202,10 @@ class LLMEngine:
             if taken in self._running or taken in self._completions:
                 raise InvalidRequestError(f"request_id {taken!r:.80} is in use; choose another", param="request_id")
         running = RunningRequest.start(new, self.tokenizer, arrival_time=arrival_time)
-        for child in new.children:  # they are alike: if one is refused, the first is
-            self._scheduler.add_request(child)
+        self._scheduler.add_request(new.children[0], new.children[1:])
         self._running[request_id] = running
-        for completion in running.completions:
-            self._completions[completion.request.request_id] = (running, completion)
+        for child, completion in running.followed():
+            self._completions[child.request_id] = (running, completion)
 
     def step(self) -> StepOutput:
         """Run one iteration: schedule and dispatch the next step, then read the one before.
@@ -430,7 +429,8 @@ class LLMEngine:
             known = self._completions.get(scored.request.request_id)
             if known is not None:
                 known[0].push_prompt_logprobs(scored.first_position, list(_scores(scored.arrays)))
-        for request, token_ids in self._scheduler.update(step.output, result.token_ids, result.failed):
+        confirmed = self._scheduler.update(step.output, result.token_ids, result.failed, result.candidates)
+        for request, token_ids in confirmed:
             running, completion = self._completions[request.request_id]
             self._push(running, completion, token_ids, result)
             touched[running.new.request_id] = None
@@ -441,7 +441,7 @@ class LLMEngine:
     ) -> None:
         request = completion.request
         self._counts["generation_tokens"] += len(token_ids)
-        scores: list[TokenScores] = []
+        scores: list[TokenScores] = [] if request.hypothesis is None else scores_of(request.hypothesis)
         if request.sampling_params.logprobs is not None and result.logprobs is not None and token_ids:
             scores = [_score_at(result.logprobs, result.logprob_rows[request.request_id])]
         if token_ids:
@@ -483,9 +483,10 @@ class LLMEngine:
         return outputs
 
     def _forget(self, request_id: str) -> None:
+        for child in self._running[request_id].new.children:
+            del self._completions[child.request_id]
         for completion in self._running.pop(request_id).completions:
             request = completion.request
-            del self._completions[request.request_id]
             if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH):
                 hint = self._length_hint.note(request.num_tokens)
                 if hint is not None:

@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from tqdm import tqdm
 
+from pagedjax.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from pagedjax.config import EngineConfig
 from pagedjax.engine import LLMEngine
 from pagedjax.errors import EngineDeadError, InvalidRequestError
@@ -100,6 +101,36 @@ class LLM:
         finally:
             self._end(request_ids)
         return [finished[request_id] for request_id in request_ids]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        width: BeamSearchParams | int,
+        max_tokens: int | None = 16,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Find the most likely completions of each prompt, by the rules of transformers' beam search.
+
+        Args:
+          prompts: a text, a list of token ids, or a list of either.
+          width: how many hypotheses go on and are returned, or a BeamSearchParams that says all there is to say.
+          length_penalty: a hypothesis' score is its log probability / its length ** length_penalty.
+          early_stopping: True stops at `width` finished hypotheses, False when none of the present length can be
+            better, "never" when none of any length can.
+
+        Raises:
+          InvalidRequestError: a prompt or a parameter is wrong; nothing was generated.
+        """
+        params = width
+        if not isinstance(params, BeamSearchParams):
+            params = BeamSearchParams(
+                beam_width=params, max_tokens=max_tokens, length_penalty=length_penalty, early_stopping=early_stopping
+            )
+        outputs = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm)
+        return [self._with_sequences(output) for output in outputs]
 
     def chat(
         self,
@@ -205,6 +236,22 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
+
+    def _with_sequences(self, output: RequestOutput) -> BeamSearchOutput:
+        tokenizer, sequences = self.engine.tokenizer, []
+        for one in output.outputs:
+            tokens = output.prompt_token_ids + one.token_ids
+            sequences.append(
+                BeamSearchSequence(
+                    tokens=tokens,
+                    logprobs=one.logprobs,
+                    cum_logprob=one.cumulative_logprob or 0.0,
+                    text=None if tokenizer is None else tokenizer.decode(tokens),
+                    finish_reason=one.finish_reason,
+                    stop_reason=one.stop_reason,
+                )
+            )
+        return BeamSearchOutput(**vars(output), sequences=sequences)
 
     def _encode_prefix(self, prompt: Any, template_kwargs: dict[str, Any]) -> Prompt:
         if not _is_chat(prompt):

@@ -12,6 +12,7 @@ import numpy as np
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
+from pagedjax.execution.step import NUM_BEAM_CANDIDATES
 from pagedjax.models.config import ModelConfig
 from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, SamplingParams
 from pagedjax.scheduling.fair_share import Client
@@ -22,7 +23,7 @@ from pagedjax.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class NewRequest:
-    """A checked request and its n children, which are scheduled like any other request."""
+    """A checked request and its children, which are scheduled like any other request: n, or the beams of a search."""
 
     request_id: str
     prompt: str | None
@@ -76,9 +77,10 @@ class RequestInput:
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**62))
         bad_words = self._bad_words(params.bad_words or ())
         self._check_bans(params, bad_words)
+        self._check_beams(params)
         children = [
             Request(
-                request_id if params.n == 1 else f"{request_id}-{index}",
+                request_id if params.num_requests == 1 else f"{request_id}-{index}",
                 token_ids,
                 params,
                 max_tokens=max_tokens,
@@ -92,9 +94,22 @@ class RequestInput:
                 bad_word_token_ids=bad_words,
                 skip_reading_prefix_cache=params.prompt_logprobs is not None,
             )
-            for index in range(params.n)
+            for index in range(params.num_requests)
         ]
         return NewRequest(request_id, text, token_ids, params, children, self._grammars(params))
+
+    def _check_beams(self, params: SamplingParams) -> None:
+        """Check that the vocabulary, and what is read back of it, goes round for all hypotheses of a beam search."""
+        if not params.use_beam_search:
+            return
+        num_ending = len((frozenset() if params.ignore_eos else self._eos_token_ids).union(params.stop_token_ids))
+        limit = min(NUM_BEAM_CANDIDATES, self._model.vocab_size) - num_ending
+        if params.beam_width > limit:
+            raise InvalidRequestError(
+                f"a beam search of width {params.beam_width} needs as many tokens to choose from beside {num_ending} "
+                f"EOS and stop tokens, here there are {limit}; lower the width or name fewer stop_token_ids",
+                param="n" if params.best_of is None else "best_of",
+            )
 
     def _grammars(self, params: SamplingParams) -> list[Grammar | None]:
         wanted = params.structured_outputs

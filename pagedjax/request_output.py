@@ -4,7 +4,7 @@ Detokenizes, finds stop strings, collects log probabilities and builds the `Requ
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,6 +14,7 @@ from pagedjax.engine_view import RequestView
 from pagedjax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from pagedjax.request_input import NewRequest
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
+from pagedjax.scheduling.beam_search import Hypothesis
 from pagedjax.scheduling.request import Request, RequestStatus, finish_reason
 from pagedjax.text.detokenizer import IncrementalDetokenizer
 from pagedjax.text.stop import StopStrings
@@ -90,7 +91,7 @@ class RunningCompletion:
             index=self.index,
             text=self.text[first_char:],
             token_ids=request.output_token_ids[first_token:],
-            cumulative_logprob=self.cumulative_logprob if wants_logprobs else None,
+            cumulative_logprob=self.cumulative_logprob if wants_logprobs or request.is_beam else None,
             logprobs=self.logprobs[first_token:] if wants_logprobs else None,
             finish_reason=finish_reason(request.status),
             stop_reason=request.stop_reason,
@@ -119,9 +120,14 @@ class RunningRequest:
     def start(cls, new: NewRequest, tokenizer: Tokenizer | None, *, arrival_time: float) -> "RunningRequest":
         completions = [
             RunningCompletion(i, *both, tokenizer)
-            for i, both in enumerate(zip(new.children, new.grammars, strict=True))
+            for i, both in enumerate(zip(new.children[: new.params.n], new.grammars, strict=True))
         ]
         return cls(new, completions, RequestMetrics(arrival_time=arrival_time), tokenizer)
+
+    def followed(self) -> Iterator[tuple[Request, RunningCompletion]]:
+        """Yield each child with its completion; beams that are not returned have the last one's."""
+        for i, child in enumerate(self.new.children):
+            yield child, self.completions[min(i, len(self.completions) - 1)]
 
     @property
     def is_finished(self) -> bool:
@@ -161,7 +167,7 @@ class RunningRequest:
         """Build the output that is due now, or None if this request's `output_kind` wants none yet."""
         params: SamplingParams = self.new.params
         is_finished = self.is_finished
-        if params.output_kind == RequestOutputKind.FINAL_ONLY and not is_finished:
+        if (params.use_beam_search or params.output_kind == RequestOutputKind.FINAL_ONLY) and not is_finished:
             return None
         if is_finished:
             self.metrics.finished_time = time.monotonic()
@@ -190,6 +196,15 @@ def _status(requests: Sequence[Request]) -> Literal["waiting", "running", "swapp
         return "running"
     is_away = any(one.is_swapped or one.status is RequestStatus.SWAPPING_IN for one in requests)
     return "swapped" if is_away else "waiting"
+
+
+def scores_of(hypothesis: Hypothesis) -> list[TokenScores]:
+    """The log probabilities of a beam search's tokens, from the first on."""
+    return [
+        TokenScores(one.logprob, one.rank, one.candidates.token_ids, one.candidates.logprobs)
+        for one in hypothesis.tokens()
+        if one.candidates is not None
+    ]
 
 
 def to_logprobs(token_id: int, score: TokenScores, count: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from enum import Enum
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.structured_outputs import StructuredOutputsParams
@@ -19,6 +19,8 @@ MAX_BAD_WORDS = 32
 MAX_BAD_WORD_SEQUENCES = 2 * MAX_BAD_WORDS  # each word as it starts a text and as it follows a space
 MAX_BAD_WORD_TOKENS = 16
 MAX_N = 128
+MAX_BEAM_WIDTH = 32
+MAX_LENGTH_PENALTY = 10  # either way: an exponent
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 SWITCHES = (
@@ -27,7 +29,24 @@ SWITCHES = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "detokenize",
+    "use_beam_search",
 )
+
+# What a beam search takes, where it takes one value alone: its hypotheses are ranked by the model's own probabilities.
+NEUTRAL_FOR_BEAMS: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0, 1.0),  # neither changes a probability
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "logit_bias": (None,),
+    "allowed_token_ids": (None,),
+    "bad_words": (None,),
+    "stop": ((),),
+    "structured_outputs": (None,),
+}
 
 
 class RequestOutputKind(Enum):
@@ -47,6 +66,10 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None  # hypotheses of a beam search, of which the best n are returned; n if None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0  # of a beam search: above 0 favours long hypotheses
+    early_stopping: bool | Literal["never"] = False  # of a beam search
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: off
@@ -76,6 +99,17 @@ class SamplingParams:
         _check_numbers(self)
         _check_kinds(self)
         _check_lists(self)
+        _check_beams(self)
+
+    @property
+    def beam_width(self) -> int:
+        """Hypotheses of a beam search."""
+        return self.best_of or self.n
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are scheduled for it: one for each completion, or for each hypothesis of a beam search."""
+        return self.beam_width if self.use_beam_search else self.n
 
     @property
     def is_greedy(self) -> bool:
@@ -104,6 +138,9 @@ class SamplingParams:
 
 def _check_numbers(params: SamplingParams) -> None:
     _check(params, "n", int, 1, MAX_N)
+    if params.best_of is not None:
+        _check(params, "best_of", int, 1, MAX_N)
+    _check(params, "length_penalty", float, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
     _check(params, "temperature", float, 0.0, 2.0)
     _check(params, "top_p", float, 0.0, 1.0, exclusive_low=True)
     _check(params, "top_k", int, -1, 2**31 - 1)
@@ -234,3 +271,49 @@ def _token_ids(name: str, ids: Iterable[Any]) -> tuple[int, ...]:
 def _check_length(name: str, values: Sized, limit: int) -> None:
     if len(values) > limit:
         raise InvalidRequestError(f"{name} has {len(values)} entries, the limit is {limit}; remove some", param=name)
+
+
+def _check_beams(params: SamplingParams) -> None:
+    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
+        raise InvalidRequestError(
+            f"early_stopping is {params.early_stopping!r:.80}; it must be True, False or 'never'",
+            param="early_stopping",
+        )
+    if not params.use_beam_search:
+        _check_no_beams(params)
+        return
+    if params.beam_width < params.n or params.beam_width > MAX_BEAM_WIDTH:
+        name = "n" if params.best_of is None else "best_of"
+        raise InvalidRequestError(
+            f"{name} is {params.beam_width}, the width of a beam search is at least n ({params.n}) and at most "
+            f"{MAX_BEAM_WIDTH}; change {name}",
+            param=name,
+        )
+    for name, neutral in NEUTRAL_FOR_BEAMS.items():
+        value = getattr(params, name)
+        if value not in neutral:
+            raise InvalidRequestError(
+                f"{name} is {value!r:.80}, which a beam search cannot take; leave it out or set use_beam_search=False",
+                param=name,
+            )
+    if params.output_kind is RequestOutputKind.DELTA:
+        raise InvalidRequestError(
+            "output_kind is DELTA, but a beam search has no token that is certain before its end; do not stream it",
+            param="output_kind",
+        )
+
+
+def _check_no_beams(params: SamplingParams) -> None:
+    for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+        if getattr(params, name) != neutral:
+            raise InvalidRequestError(
+                f"{name} is {getattr(params, name)!r:.80}, which only a beam search knows; leave it out or set "
+                "use_beam_search=True",
+                param=name,
+            )
+    if params.best_of not in (None, params.n):
+        raise InvalidRequestError(
+            f"best_of is {params.best_of}, n is {params.n}; only a beam search returns fewer than it makes: leave it "
+            "out or set use_beam_search=True",
+            param="best_of",
+        )

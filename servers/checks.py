@@ -19,6 +19,15 @@ def boolean(name: str, value: Any) -> bool:
     return value if isinstance(value, bool) else _refuse(name, value, "true or false")
 
 
+def boolean_or(word: str) -> Check:
+    """Accept true, false and this word."""
+
+    def check(name: str, value: Any) -> bool | str:
+        return value if isinstance(value, bool) or value == word else _refuse(name, value, f"true, false or {word!r}")
+
+    return check
+
+
 def integer(name: str, value: Any) -> int:
     """Accept a whole number."""
     return value if _is_integer(value) else _refuse(name, value, "an integer")

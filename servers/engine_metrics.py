@@ -17,6 +17,7 @@ LABELS = ("model_name", "engine")
 COUNTERS = frozenset(
     {
         "num_preemptions",
+        "num_block_copies",
         "num_preemptions_swapped",
         "swap_out_blocks",
         "swap_out_bytes",
@@ -49,6 +50,7 @@ OLD_NAMES = {
 }
 
 _TEXTS = {
+    "num_block_copies": "KV cache blocks copied because several completions of one prompt go on from them.",
     "num_requests_swapped": "Preempted requests whose blocks are in host memory, or on their way there.",
     "cpu_cache_usage_perc": "Share of the swap space that requests need, 1 is all of it; prefixes take what is left.",
     "num_preemptions_swapped": "Preemptions whose blocks went to host memory; others are computed again.",

@@ -162,8 +162,8 @@ def _open_request(call: Call, prompts: Sequence[Prompt], params: SamplingParams)
         path=call.request.path,
         arrival_time=call.arrival_time,
         engine_request_ids=tuple(f"{unique}-{i}" for i in range(len(prompts))),
-        num_sequences=len(prompts) * params.n,
-        num_prompt_tokens=params.n * sum(len(prompt.token_ids) for prompt in prompts),
+        num_sequences=len(prompts) * params.num_requests,
+        num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
     )
 
 

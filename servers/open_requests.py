@@ -24,8 +24,8 @@ class OpenRequest:
     path: str
     arrival_time: float  # on time.monotonic()
     engine_request_ids: tuple[str, ...]  # one a prompt
-    num_sequences: int  # prompts times n
-    num_prompt_tokens: int  # of all sequences
+    num_sequences: int  # prompts times completions, or hypotheses, of each
+    num_prompt_tokens: int  # each prompt once: it is computed once
 
 
 class OpenRequests:

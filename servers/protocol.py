@@ -33,6 +33,10 @@ class Field:
 # Fields that go to SamplingParams under their own names.
 SAMPLING = (
     Field("n", checks.integer, None),
+    Field("best_of", checks.integer, None),
+    Field("use_beam_search", checks.boolean, None),
+    Field("length_penalty", checks.number, None),
+    Field("early_stopping", checks.boolean_or("never"), None),
     Field("temperature", checks.number, None),
     Field("top_p", checks.number, None),
     Field("top_k", checks.integer, None),
@@ -98,8 +102,6 @@ _COMPLETION_ONLY = (
 
 # Known to OpenAI's or vLLM's clients but not built: accepted only with a value that changes nothing.
 _UNSUPPORTED = (
-    Field("use_beam_search", only(False), None),
-    Field("length_penalty", only(1, 1.0), None),
     Field("logits_processors", only(), None),
     Field("logprob_token_ids", only(), None),
     Field("prompt_logprob_token_ids", only(), None),
@@ -133,7 +135,6 @@ _UNSUPPORTED_IN_CHAT = (
 
 _UNSUPPORTED_IN_COMPLETIONS = (
     Field("suffix", only(""), None),
-    Field("best_of", only(1), None),
     Field("prompt_embeds", only(), None),
 )
 

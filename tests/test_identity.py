@@ -4,6 +4,8 @@ swapped out and in.
 A tiny Mistral with random weights, whose window of 8 every prompt crosses; greedy and sampled, with every filter.
 """
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -42,6 +44,20 @@ def requests():
     return prompts, params
 
 
+def group_requests():
+    """One request a kind, each for eight completions."""
+    prompts, params = requests()
+    return prompts[: len(KINDS)], [
+        replace(one, n=8, max_tokens=12, seed=100 * one.seed) for one in params[: len(KINDS)]
+    ]
+
+
+def completions(llm):
+    outs = llm.generate(*group_requests(), use_tqdm=False)
+    llm.engine.check_integrity()
+    return [[one.token_ids for one in out.outputs] for out in outs]
+
+
 def tokens(llm, prompts, params):
     outs = llm.generate(prompt_token_ids=prompts, sampling_params=params, use_tqdm=False)
     llm.engine.check_integrity()
@@ -65,6 +81,26 @@ def alone(llm):
     return results
 
 
+@pytest.fixture(scope="module")
+def eight_alone(llm):
+    results = []
+    for prompt, params in zip(*group_requests(), strict=True):
+        llm.engine.reset_prefix_cache()
+        singles = [replace(params, n=1, seed=params.seed + i) for i in range(8)]
+        results.append([tokens(llm, [prompt], [single])[0] for single in singles])
+    return results
+
+
+def test_eight_completions_are_eight_single_runs(llm, eight_alone):
+    """Computed with one prompt: its full blocks are shared and the rest is copied."""
+    llm.engine.reset_prefix_cache()
+    before = llm.engine.stats()
+    assert completions(llm) == eight_alone
+    after = llm.engine.stats()
+    assert after["num_block_copies"] - before["num_block_copies"] >= 7 * (len(KINDS) - 1)
+    assert after["prefix_cache_queries"] - before["prefix_cache_queries"] == sum(map(len, group_requests()[0]))
+
+
 def test_a_batch_of_32_mixed_requests_with_a_cold_and_a_warm_cache(llm, alone):
     prompts, params = requests()
     llm.engine.reset_prefix_cache()
@@ -86,18 +122,24 @@ def test_a_warm_prefix_is_computed_once_and_changes_no_token(llm, alone):
     assert llm.reset_prefix_cache()
 
 
-def test_prompts_in_chunks_of_sixteen(alone):
+def test_prompts_in_chunks_of_sixteen(alone, eight_alone):
     prompts, params = requests()
     with make_llm(max_num_seqs=16, max_num_batched_tokens=16) as llm:
         assert tokens(llm, prompts, params) == alone
+        assert completions(llm) == eight_alone
+        assert llm.engine.stats()["num_block_copies"] > 0
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_preempted_half_way_and_computed_again(alone, prefix_caching):
+def test_preempted_half_way_and_computed_again(alone, eight_alone, prefix_caching):
     prompts, params = requests()
     with make_llm(num_gpu_blocks_override=40, max_num_seqs=16, enable_prefix_caching=prefix_caching) as llm:
         assert tokens(llm, prompts, params) == alone
-        assert llm.engine.stats()["num_preemptions"] > 0
+        num_preemptions = llm.engine.stats()["num_preemptions"]
+        assert num_preemptions > 0
+        assert completions(llm) == eight_alone
+        assert llm.engine.stats()["num_preemptions"] > num_preemptions
+        assert llm.engine.stats()["num_block_copies"] > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"enable_prefix_caching": False}])

@@ -12,7 +12,7 @@ NAMES = {
     "StructuredOutputsParams", "ReasoningTokens",
     "RequestOutput", "CompletionOutput", "Logprob", "RequestMetrics", "PagedJaxError", "ConfigError",
     "CheckpointError", "InvalidRequestError", "EngineDeadError", "EngineView", "RequestView",
-    "Histogram",
+    "Histogram", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence",
 }  # fmt: skip
 
 

@@ -28,8 +28,8 @@ class StepShape:
 
     @property
     def num_updates(self) -> int:
-        """Most new blocks: a row that grows by n tokens gets at most n // block_size + 1."""
-        return self.num_rows + (0 if self.is_decode else self.num_tokens // self.block_size)
+        """Most new blocks: a row that grows by n tokens gets at most n // block_size + 1, and one copy of another."""
+        return self.num_rows if self.is_decode else 2 * self.num_rows + self.num_tokens // self.block_size
 
     @property
     def packed_size(self) -> int:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pagedjax.execution import kv_cache
+from pagedjax.execution.block_copy import COPY_BUCKETS, copy_blocks
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape
 from pagedjax.execution.compilation import Task, jit_with, shapes_of
 from pagedjax.execution.request_state import NUM_FIXED, write_masks, write_rows, write_sampler_row
@@ -56,6 +57,7 @@ def executable_tasks(
             run = jit_with(functions.sample, donate=(1, 2), variant=variant)
             arguments = (leaves, rows, wide if variant in WIDE_VARIANTS else None, last_hidden, _ints(bucket))
             tasks.append(Task(f"sample {bucket} {variant}", run, arguments))
+        tasks.append(Task(f"beam {bucket}", jit_with(functions.beam, num_rows=bucket), (leaves, last_hidden)))
         arguments = (leaves, last_hidden, _ints(bucket, RESULT_COLUMNS))
         tasks.append(Task(f"logprobs {bucket}", jit_with(functions.logprobs), arguments))
     for bucket in ROW_WRITER_BUCKETS:
@@ -64,6 +66,8 @@ def executable_tasks(
         masks = jax.ShapeDtypeStruct((bucket, wide.allowed_mask.shape[1]), jnp.uint32)
         run = jit_with(write_masks, donate=(0,))
         tasks.append(Task(f"write masks {bucket}", run, (wide, _ints(bucket), masks)))
+    for bucket in COPY_BUCKETS:
+        tasks.append(Task(f"copy blocks {bucket}", jit_with(copy_blocks, donate=(0,)), (cache, _ints(2, bucket))))
     run = jit_with(write_sampler_row, donate=(0,))
     tasks.append(Task("write sampler row", run, (wide, _ints(), neutral)))
     return tasks

@@ -16,6 +16,7 @@ from flax import nnx
 from pagedjax.config import AUTO, EngineConfig
 from pagedjax.errors import ConfigError
 from pagedjax.execution import executable_cache, kv_cache
+from pagedjax.execution.block_copy import COPY_BUCKETS, pack_copies
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
 from pagedjax.execution.compilation import CompilationCounter, compile_all, enable_cache, shapes_of
 from pagedjax.execution.executable_cache import ExecutableCache
@@ -35,9 +36,10 @@ from pagedjax.execution.request_state import (
     neutral_sampler_rows,
 )
 from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
-from pagedjax.execution.step import StepFunctions, TokenLogprobs
+from pagedjax.execution.step import NUM_BEAM_CANDIDATES, StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models.config import ModelConfig
+from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
@@ -66,6 +68,7 @@ class InFlightStep:
     result: jax.Array | None  # [B, RESULT_COLUMNS], None when no row samples
     logprobs: TokenLogprobs | None
     scores: list[PromptScore]
+    beams: jax.Array | None = None  # [B, 2 * NUM_BEAM_CANDIDATES], None when no row belongs to a beam search
     last_hidden: jax.Array | None = None  # [max_num_seqs, D] while sampling waits for the rows' masks
 
     @property
@@ -75,7 +78,8 @@ class InFlightStep:
     @property
     def is_ready(self) -> bool:
         """Whether the device has computed it; of a step that samples nothing this cannot be told, and is False."""
-        return self.result is not None and self.result.is_ready()  # pyright: ignore[reportAttributeAccessIssue]  untyped
+        array = self.beams if self.result is None else self.result
+        return array is not None and array.is_ready()  # pyright: ignore[reportAttributeAccessIssue]  untyped
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class StepResult:
     """What one step produced, on the host."""
 
     token_ids: dict[str, list[int]] = field(default_factory=dict)
+    candidates: dict[str, Candidates] = field(default_factory=dict)  # of beams, which sample nothing
     failed: set[str] = field(default_factory=set)  # logits were not finite
     read_time: float = 0.0  # on time.monotonic(), when the arrays had come
     logprob_rows: dict[str, int] = field(default_factory=dict)
@@ -162,19 +167,25 @@ class ModelRunner:
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
         """Start one step; the arrays in what it returns are not ready yet."""
         began, num_compilations = time.perf_counter(), self._compilations.count
+        self._fork_blocks(output.forked_blocks)
         self._admit([item for item in output.scheduled if item.is_new_row])
         batch = sorted(output.scheduled, key=lambda item: not item.samples)  # stable: sampling rows first
         sampling = [item for item in batch if item.samples]
-        variant = sampling_variant(item.request.sampling_params for item in sampling)
+        has_beams = any(item.request.is_beam for item in sampling)
+        variant = sampling_variant(item.request.sampling_params for item in sampling if not item.request.is_beam)
         with_logprobs = any(item.request.sampling_params.logprobs is not None for item in sampling)
         scored = [item for item in batch if item.request.sampling_params.prompt_logprobs is not None]
-        is_plain = is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored
+        is_plain = (
+            is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored and not has_beams
+        )
         if is_plain and self.buckets.is_fused:
             step = InFlightStep(output, sampling, self._decode(batch, variant, began), None, [])
         else:
             last_hidden, scores = self._forward(batch, began)
-            step = InFlightStep(output, sampling, None, None, scores, last_hidden if sampling else None)
-            if sampling and not (variant in WIDE_VARIANTS and any(map(_is_under_grammar, sampling))):
+            beams = self._run_beams(last_hidden, len(sampling)) if has_beams else None
+            is_left = sampling and not all(item.request.is_beam for item in sampling)
+            step = InFlightStep(output, sampling, None, None, scores, beams, last_hidden if is_left else None)
+            if is_left and not (variant in WIDE_VARIANTS and any(map(_is_under_grammar, sampling))):
                 step = self._sample(step, variant)
         _start_copies(step)
         self.times.num_steps += 1
@@ -189,7 +200,8 @@ class ModelRunner:
         num_compilations = self._compilations.count
         for start in range(0, len(items), ROW_WRITER_BUCKETS[-1]):
             self._write_masks(items[start : start + ROW_WRITER_BUCKETS[-1]], masks[start:])
-        step = self._sample(step, sampling_variant(item.request.sampling_params for item in step.sampling))
+        params = (item.request.sampling_params for item in step.sampling if not item.request.is_beam)
+        step = self._sample(step, sampling_variant(params))
         _start_copies(step)
         self.num_compilations_after_ready += self._compilations.count - num_compilations
         return step
@@ -201,11 +213,15 @@ class ModelRunner:
         if step.result is not None:
             table = np.asarray(step.result).tolist()
             for row, (item, (token_id, _, is_finite)) in enumerate(zip(step.sampling, table, strict=False)):
+                if item.request.is_beam:
+                    continue
                 request_id = item.request.request_id
                 result.token_ids[request_id] = [token_id]
                 result.logprob_rows[request_id] = row
                 if not is_finite:
                     result.failed.add(request_id)
+        if step.beams is not None:
+            self._read_beams(step.sampling, np.asarray(step.beams), result)
         if step.logprobs is not None:
             result.logprobs = jax.tree.map(np.asarray, step.logprobs)
         for score in step.scores:
@@ -214,6 +230,16 @@ class ModelRunner:
         result.read_time = time.monotonic()
         self.times.wait += time.perf_counter() - began
         return result
+
+    def _read_beams(self, sampling: Sequence[ScheduledRequest], table: np.ndarray, result: StepResult) -> None:
+        token_ids = table[:, :NUM_BEAM_CANDIDATES]
+        logprobs = np.ascontiguousarray(table[:, NUM_BEAM_CANDIDATES:]).view(np.float32)
+        for row, item in enumerate(sampling):
+            if item.request.is_beam:
+                found = Candidates(token_ids[row].tolist(), logprobs[row].tolist())
+                result.candidates[item.request.request_id] = found
+                if not np.isfinite(logprobs[row, 0]):
+                    result.failed.add(item.request.request_id)
 
     def warm_up(self) -> None:
         """Run every executable once, on padding alone, which writes nothing.
@@ -232,6 +258,7 @@ class ModelRunner:
             rows = np.full(bucket, no_rows, np.int32)
             results = [self._run_sample(variant, last_hidden, rows) for variant in (*PLAIN_VARIANTS, *WIDE_VARIANTS)]
             self._executables[f"logprobs {bucket}"](self._leaves, last_hidden, results[-1])
+            self._executables[f"beam {bucket}"](self._leaves, last_hidden)
         for bucket in ROW_WRITER_BUCKETS:
             packed = pack_rows([], bucket, max_blocks=self._max_blocks, max_num_seqs=no_rows)
             self._rows = self._executables[f"write rows {bucket}"](self._rows, packed)
@@ -239,6 +266,8 @@ class ModelRunner:
             self._wide = self._executables[f"write masks {bucket}"](
                 self._wide, np.full(bucket, no_rows, np.int32), masks
             )
+        for bucket in COPY_BUCKETS:
+            self._run_copies(pack_copies([], bucket, num_blocks=self.num_blocks))
         self._write_wide(no_rows, self._neutral)
         jax.block_until_ready((self._kv_cache, self._rows, self._wide))
 
@@ -278,6 +307,9 @@ class ModelRunner:
         scores = list(self._score(batch, hidden))
         self.times.dispatch += time.perf_counter() - dispatched
         return last_hidden, scores
+
+    def _run_beams(self, last_hidden: jax.Array, num_rows: int) -> jax.Array:
+        return self._executables[f"beam {bucket_for(num_rows, self.buckets.sample)}"](self._leaves, last_hidden)
 
     def _sample(self, step: InFlightStep, variant: str) -> InFlightStep:
         began, sampling, last_hidden = time.perf_counter(), step.sampling, step.last_hidden
@@ -327,6 +359,14 @@ class ModelRunner:
                     run = self._executables[f"score {hidden.shape[0]}"]
                     yield PromptScore(request, position + 1, count, run(self._leaves, hidden, index, targets))
             start += item.num_scheduled_tokens
+
+    def _fork_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for start in range(0, len(copies), COPY_BUCKETS[-1]):
+            part = copies[start : start + COPY_BUCKETS[-1]]
+            self._run_copies(pack_copies(part, bucket_for(len(part), COPY_BUCKETS), num_blocks=self.num_blocks))
+
+    def _run_copies(self, packed: np.ndarray) -> None:
+        self._kv_cache = self._executables[f"copy blocks {packed.shape[1]}"](self._kv_cache, packed)
 
     def _admit(self, items: Sequence[ScheduledRequest]) -> None:
         """Write the device rows of requests that enter the batch."""
@@ -443,7 +483,7 @@ def _is_under_grammar(item: ScheduledRequest) -> bool:
 
 
 def _start_copies(step: InFlightStep) -> None:
-    for array in (step.result, *jax.tree.leaves(step.logprobs)):
+    for array in (step.result, step.beams, *jax.tree.leaves(step.logprobs)):
         if array is not None:
             array.copy_to_host_async()
 

@@ -31,8 +31,11 @@ def has_filters(params: SamplingParams) -> bool:
 
 
 def needs_wide_row(params: SamplingParams) -> bool:
-    """Whether a request uses penalties, biases, masks or bans; a grammar's masks are written into the row."""
-    return bool(
+    """Whether a request uses penalties, biases, masks or bans; a grammar's masks are written into the row.
+
+    Beams do not: the host chooses their tokens, and bans among them.
+    """
+    return not params.use_beam_search and bool(
         params.has_penalties
         or params.logit_bias
         or params.allowed_token_ids is not None

@@ -3,6 +3,7 @@
     decode   rows -> ids      forward and sample in one call, for batches where every row samples plainly
     forward  tokens -> hidden the ragged general case: chunks of prompts beside single tokens
     sample   hidden -> ids    the rest of the general case
+    beam     hidden -> the most likely tokens, for rows of beam searches
     logprobs hidden -> log probabilities of the sampled tokens
     score    hidden -> log probabilities of prompt tokens
 
@@ -24,7 +25,9 @@ from pagedjax.execution.model_input import FROM_ROW
 from pagedjax.execution.request_state import RowState, SamplerState, gather_sampling_rows
 from pagedjax.execution.sampler import Variant, sample
 from pagedjax.models.batch import AttentionBatch, KVCache
+from pagedjax.sampling_params import MAX_BEAM_WIDTH
 
+NUM_BEAM_CANDIDATES = 2 * MAX_BEAM_WIDTH  # tokens after each beam that the host chooses from
 RESULT_COLUMNS = 3  # token id, number of accepted tokens, 1 where the logits were finite
 
 
@@ -81,6 +84,17 @@ class StepFunctions:
     ) -> tuple[RowState, SamplerState | None, Array]:  # fmt: skip
         """Sample for `rows` [B] from the first B of `last_hidden` [max_num_seqs, D]. Returns the result array last."""
         return self._sample_rows(leaves, state, wide, last_hidden[: rows.shape[0]], rows, variant)
+
+    def beam(self, leaves: tuple, last_hidden: Array, *, num_rows: int) -> Int[Array, "B n"]:
+        """Return ids of each row's NUM_BEAM_CANDIDATES most likely tokens, then the bits of their log probabilities.
+
+        The first B of `last_hidden` [max_num_seqs, D] count. Log probabilities are NaN where logits were not finite.
+        """
+        with jax.named_scope("beam"):
+            logits = self._merge(leaves).compute_logits(last_hidden[:num_rows])
+            first = jnp.zeros(num_rows, jnp.int32)
+            _, _, ids, logprobs = top_logprobs(logits, first, num=NUM_BEAM_CANDIDATES)
+            return jnp.concatenate([ids, jax.lax.bitcast_convert_type(logprobs, jnp.int32)], axis=1)
 
     def logprobs(self, leaves: tuple, last_hidden: Array, result: Array) -> TokenLogprobs:
         """Log probabilities of what `sample` put into `result`; the logits are computed again, for the few who ask."""

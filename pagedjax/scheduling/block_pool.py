@@ -4,6 +4,7 @@
          ^            |           |
          +------------+-----------+      released without a prefix, or evicted for other content
 
+A block in use that is held several times, or holds a cached prefix, is only read: who would write it copies it first.
 Where there is host memory, a prefix that is about to be evicted, or whose request is swapped out, is copied there first
 (`host_pool`); on the device the block's states are the same.
 
@@ -43,6 +44,14 @@ class BlockPool:
     def num_refs(self) -> list[int]:
         """Return how many block tables each block is in, the null block first."""
         return list(self._num_refs)
+
+    def is_shared(self, block_id: int) -> bool:
+        """Return whether a block is in several block tables."""
+        return self._num_refs[block_id] > 1
+
+    def is_read_only(self, block_id: int) -> bool:
+        """Return whether others hold a block too, or will look for what it holds now."""
+        return self._num_refs[block_id] > 1 or block_id in self.prefix_cache
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """Return how many of these blocks are free, so that retaining them uses up free blocks."""

@@ -3,15 +3,17 @@
 Owns the list of them. A pin is a reference to each of the prefix's full blocks, as a request's block table is.
 """
 
+from collections.abc import Callable
+
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.request import Request
 
 
 class PinnedPrefixes:
-    """Pinned prefixes of one pool, by the digest of their last full block. `num_reserved` blocks are never pinned."""
+    """Pinned prefixes of one pool, by the digest of their last full block. `num_reserved()` blocks are never pinned."""
 
-    def __init__(self, pool: BlockPool, *, num_reserved: int) -> None:
+    def __init__(self, pool: BlockPool, *, num_reserved: Callable[[], int]) -> None:
         self._pool = pool
         self._num_reserved = num_reserved
         self._block_ids: dict[bytes, list[int]] = {}
@@ -68,16 +70,17 @@ class PinnedPrefixes:
         """Raise AssertionError if a pinned block could not be found or too many blocks are pinned."""
         pinned = set().union(*self._block_ids.values())
         assert all(block_id in self._pool.prefix_cache for block_id in pinned), "a pinned block is not cached"
-        assert not pinned or len(pinned) + self._num_reserved <= self._pool.capacity, "pins leave requests no room"
+        assert not pinned or len(pinned) + self._num_reserved() <= self._pool.capacity, "pins leave requests no room"
 
     def _num_full_blocks(self, prefix: Request) -> int:
         return prefix.num_tokens // self._pool.prefix_cache.block_size
 
     def _check_room(self, block_ids: list[int]) -> None:
         num_pinned = len(set(block_ids).union(*self._block_ids.values()))
-        if num_pinned + self._num_reserved > self._pool.capacity:
+        if num_pinned + self._num_reserved() > self._pool.capacity:
             raise InvalidRequestError(
                 f"with this prefix {num_pinned} of {self._pool.capacity} KV cache blocks would be pinned, a request of "
-                f"max_model_len needs {self._num_reserved}; unpin another, shorten it or enlarge the KV cache",
+                f"max_model_len needs {self._num_reserved()}, or a beam search that is under way does; unpin another, "
+                "shorten it or enlarge the KV cache",
                 param="prompt",
             )

@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 
 from pagedjax.sampling_params import SamplingParams
+from pagedjax.scheduling.beam_search import Hypothesis
 from pagedjax.scheduling.fair_share import Client
 
 
@@ -77,6 +78,8 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list, init=False, repr=False)  # confirmed
     all_token_ids: list[int] = field(init=False, repr=False)  # prompt and confirmed outputs
     num_tokens_bound: int = field(init=False)
+    is_beam: bool = field(init=False)
+    hypothesis: Hypothesis | None = field(default=None, init=False, repr=False)  # whose tokens a finished beam has
     max_num_tokens: int = field(init=False, repr=False)  # the scheduler lowers it to max_model_len
     ending_token_ids: frozenset[int] = field(init=False, repr=False)  # EOS and stop tokens
     num_computed_tokens: int = field(default=0, init=False)
@@ -92,6 +95,7 @@ class Request:
 
     def __post_init__(self) -> None:
         params = self.sampling_params
+        self.is_beam = params.use_beam_search
         self.all_token_ids = list(self.prompt_token_ids)
         self.num_tokens_bound = len(self.all_token_ids)
         self.max_num_tokens = len(self.all_token_ids) + self.max_tokens
@@ -132,6 +136,12 @@ class Request:
         if len(self.all_token_ids) >= self.max_num_tokens:
             return RequestStatus.FINISHED_LENGTH
         return None
+
+    def forget_output(self) -> None:
+        """Be as new, with nothing computed."""
+        self.all_token_ids, self.output_token_ids = list(self.prompt_token_ids), []
+        self.num_tokens_bound = len(self.all_token_ids)
+        self.num_computed_tokens = self.num_registered_tokens = 0
 
     def stop_reason_of(self, status: RequestStatus, token_id: int) -> int | None:
         """What to report for the last token: its id if it is a stop token, None for EOS or a length limit."""

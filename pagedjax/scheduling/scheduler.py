@@ -15,12 +15,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from pagedjax.errors import InvalidRequestError
+from pagedjax.scheduling.admissible import Limits, check_request
+from pagedjax.scheduling.beam_group import BeamGroup, BeamGroups, new_search
+from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.deadlines import Deadlines
 from pagedjax.scheduling.fair_share import FairShare
+from pagedjax.scheduling.fork import PromptForks
 from pagedjax.scheduling.host_pool import HostPool
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
@@ -58,6 +61,15 @@ class SchedulerOutput:
     preempted: list[Request] = field(default_factory=list)
     timed_out: list[Request] = field(default_factory=list)
     finished_requests: list[Request] = field(default_factory=list)  # their blocks and rows were freed just now
+    forked_blocks: list[tuple[int, int]] = field(default_factory=list)  # (from, to), on the device, after `copies`
+
+
+class Start(NamedTuple):
+    """What a request finds computed when it is admitted: tokens [0, num_tokens), in these blocks."""
+
+    block_ids: list[int]
+    num_tokens: int
+    is_forked: bool  # from a request with the same prompt; otherwise found in the prefix cache
 
 
 class Scheduler:
@@ -69,7 +81,8 @@ class Scheduler:
     running ones of a lower priority.
 
         WAITING -> RUNNING, SWAPPING_IN                admitted; the second if the host has blocks of it, which are
-        PREEMPTED -> RUNNING, SWAPPING_IN              copied to the blocks and beside the row that it has by then
+        PREEMPTED -> RUNNING, SWAPPING_IN, WAITING     copied to the blocks and beside the row that it has by then; the
+                                                       last: a search begins again, its other beams wait for the first
         SWAPPED -> RUNNING, SWAPPING_IN, PREEMPTED     the last: the prefix cache was reset
         SWAPPING_IN -> RUNNING, SWAPPED, PREEMPTED     all has landed or failed; preempted; and with a reset
         RUNNING -> PREEMPTED, SWAPPING_OUT, SWAPPED    preempted, to compute again or swapped out (`swapping`)
@@ -78,6 +91,9 @@ class Scheduler:
 
     A request waits in the queue with blocks while it is SWAPPING_OUT, and without any while it is WAITING, PREEMPTED or
     SWAPPED.
+
+    Requests that share a prompt are WAITING outside the queue until the first of them has computed it (`fork`). A block
+    that several hold is never written: who is about to write it gets a copy of its own, which the plan names.
 
     An overloaded pool ends in a queue: admission leaves `watermark` of the blocks to those that run, and a request that
     was preempted `max_preemptions` times is admitted with all blocks it can ever need, and left alone.
@@ -102,6 +118,7 @@ class Scheduler:
         preemption_costs: PreemptionCosts | None = None,
     ) -> None:
         self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_query_len = max_query_len or max_num_batched_tokens
@@ -115,35 +132,49 @@ class Scheduler:
             self.pool, host_pool, preemption_costs or PreemptionCosts(),
             num_ahead=max_num_batched_tokens // block_size + max_num_seqs,
         )  # fmt: skip
-        self.pinned = PinnedPrefixes(self.pool, num_reserved=self._num_blocks(max_model_len))
         is_ample = self.pool.capacity >= max_num_seqs * self._num_blocks(max_model_len)  # nobody ever runs short
         self.num_watermark_blocks = 0 if is_ample else int(watermark * self.pool.capacity)
         self.requests: dict[str, Request] = {}  # unfinished
         self.running: list[Request] = []
         self.waiting: list[Request] = []  # new and preempted
         self.num_preemptions = 0
+        self.num_block_copies = 0
         self._prompt_budget = 0  # of the iteration under way: tokens in chunks of more than one
         self._finished: list[Request] = []  # not reaped yet
         self._fair_share = FairShare()
+        self._forks = PromptForks(self.pool, block_size)
+        self._beams = BeamGroups(self.pool, block_size)
+        self.pinned = PinnedPrefixes(
+            self.pool, num_reserved=lambda: max(self._num_blocks(max_model_len), self._beams.most_blocks())
+        )
         self._deadlines = Deadlines()
         self._free_rows = list(range(max_num_seqs))  # a heap: the smallest first keeps the batch dense
         self._serial = count()
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request.
+    def add_request(self, request: Request, others: Sequence[Request] = ()) -> None:
+        """Queue a request. `others` have its prompt, which is computed once, and follow when that is done.
+
+        Of a beam search they are the other beams.
 
         Raises:
-          InvalidRequestError: it could never run, or an unfinished request has the same id.
+          InvalidRequestError: one could never run, or has the id of an unfinished request; then none is queued.
         """
-        self._check(request)
-        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        limits = Limits(
+            max_model_len=self.max_model_len, block_size=self.block_size, num_blocks=self.pool.capacity,
+            num_pinned=self.pinned.num_blocks, max_num_seqs=self.max_num_seqs,
+        )  # fmt: skip
+        for one in (request, *others):
+            check_request(one, limits, self.requests)
         if not self.requests:
             self._fair_share = FairShare()
-        stamp = self._fair_share.stamp(request.client, request.max_num_tokens)
-        rank = (request.priority,) if self.policy == "priority" else ()
-        request.order = (*rank, stamp, next(self._serial))
-        self.requests[request.request_id] = request
-        self._deadlines.add(request)
+        self._register(request, num_charged=min(request.max_num_tokens, self.max_model_len))
+        for other in others:
+            num_tokens = min(other.max_num_tokens, self.max_model_len)
+            self._register(other, num_charged=num_tokens - other.num_prompt_tokens)
+        if request.is_beam:
+            self._beams.add((request, *others))
+        elif others:
+            self._forks.add(request, others)
         insort(self.waiting, request, key=_by_order)
 
     def schedule(self, now: float = 0.0, progress: CopyProgress | None = None) -> SchedulerOutput:
@@ -152,6 +183,8 @@ class Scheduler:
         Finished requests give back their blocks and row here and nowhere else. `now` is on the arrival times' clock,
         `progress` what became of the copies of earlier plans.
         """
+        for request in self._forks.release_held():
+            insort(self.waiting, request, key=_by_order)
         timed_out = self._deadlines.expired(now)
         for request in timed_out:
             self.finish(request, RequestStatus.FINISHED_TIMEOUT)
@@ -169,12 +202,17 @@ class Scheduler:
         return output
 
     def update(
-        self, output: SchedulerOutput, sampled: Mapping[str, list[int]], failed: Collection[str] = ()
+        self,
+        output: SchedulerOutput,
+        sampled: Mapping[str, list[int]],
+        failed: Collection[str] = (),
+        candidates: Mapping[str, Candidates] | None = None,
     ) -> list[tuple[Request, list[int]]]:
         """Confirm what a step sampled, in order of dispatch; return the new tokens of each request that was alive.
 
         Tokens of requests that have finished meanwhile are dropped. A failed request ends in FINISHED_ERROR, without
-        new tokens, and none of its blocks, save pinned ones, will be found by the prefix cache.
+        new tokens, and none of its blocks, save pinned ones, will be found by the prefix cache. Of beams `candidates`
+        has what may follow; a beam search has all its tokens when it ends, its best hypothesis first.
         """
         confirmed, last_unfinished = [], LAST_UNFINISHED  # a local name: this loop runs for every token
         for share in output.scheduled:
@@ -187,6 +225,9 @@ class Scheduler:
                 self.swapping.host_pool.forget(request.block_hashes)
                 self.finish(request, RequestStatus.FINISHED_ERROR)
                 confirmed.append((request, []))
+            elif request.is_beam:
+                if share.samples and candidates is not None:
+                    confirmed += self._follow_beam(request, candidates[request.request_id])
             elif share.samples:
                 token_ids, num_outputs = sampled[request.request_id], len(request.output_token_ids)
                 for token_id in token_ids:
@@ -199,15 +240,20 @@ class Scheduler:
         return confirmed
 
     def finish(self, request: Request, status: RequestStatus, stop_reason: int | str | None = None) -> None:
-        """End a request; the first status stays. Its blocks can be found from now on, and are freed by schedule()."""
+        """End a request, and with a beam its whole search; the first status stays.
+
+        Its blocks can be found from now on, and are freed by schedule().
+        """
         if request.is_finished:
+            return
+        if request.is_beam:
+            for member in self._beams.of(request).members:
+                member.forget_output()
+                self._end(member, status, stop_reason)
             return
         if status != RequestStatus.FINISHED_ERROR:
             self.prefix_cache.register(request)
-        request.status, request.stop_reason = status, stop_reason
-        del self.requests[request.request_id]
-        self._finished.append(request)
-        self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
+        self._end(request, status, stop_reason)
 
     def note_step(self, *, num_requests: int, num_tokens: int, seconds: float) -> None:
         """Take note of a step that sampled: its requests, its tokens and how long the device took."""
@@ -249,6 +295,7 @@ class Scheduler:
             "num_blocks_cached": len(self.prefix_cache),
             "num_blocks_pinned": self.pinned.num_blocks,
             "num_preemptions": self.num_preemptions,
+            "num_block_copies": self.num_block_copies,
             "prefix_cache_queries": cache.queries,
             "prefix_cache_hits": cache.hits,
             "prefix_cache_partial_block_misses": cache.partial_block_misses,
@@ -267,7 +314,10 @@ class Scheduler:
         if self.pinned.num_blocks or (self.num_running and not reset_running_requests):
             return False
         for request in [request for request in self.running if not request.is_finished]:
-            self._preempt(request, may_swap=False)
+            if request.row is not None:  # not given back with another beam of its search
+                self._preempt(request, may_swap=False)
+        while self._forks.drop():
+            pass
         self.swapping.clear([request for request in self.waiting if request.is_swapped])
         self.prefix_cache.clear()
         return True
@@ -275,10 +325,11 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError, with a sentence, if queues, rows, blocks and hashes contradict each other."""
         everybody = [*self.running, *self.waiting]
-        self.pool.check_integrity([*(request.block_ids for request in everybody), *self.pinned.block_tables()])
+        held = [*self.pinned.block_tables(), *self._forks.block_tables(), *self._beams.block_tables()]
+        self.pool.check_integrity([*(request.block_ids for request in everybody), *held])
         self.swapping.check_integrity(everybody)
         self.pinned.check_integrity()
-        rows = [request.row for request in self.running]
+        rows = [request.row for request in self.running] + [row for group in self._beams for row in group.spare_rows]
         assert len({*rows, *self._free_rows}) == len(rows) + len(self._free_rows), "a row has two owners"
         for request in self.waiting:
             is_leaving = request.is_swapping_out or request.is_finished
@@ -293,36 +344,53 @@ class Scheduler:
             assert request.num_computed_tokens <= request.num_tokens_bound <= request.max_num_tokens, (
                 "more tokens than there can be"
             )
-        queued = {request.request_id: request for request in [*self.running, *self.waiting] if not request.is_finished}
+        everybody = [*self.running, *self.waiting, *self._forks.held, *self._beams.held]
+        queued = {request.request_id: request for request in everybody if not request.is_finished}
         assert queued == self.requests, "unfinished requests and the queues differ"
 
-    def _check(self, request: Request) -> None:
-        num_prompt_tokens, request_id = request.num_prompt_tokens, request.request_id
-        if request_id in self.requests:
-            raise InvalidRequestError(
-                f"request_id {request_id!r:.80} belongs to an unfinished request; choose another or abort it first",
-                param="request_id",
-            )
-        if not 0 < num_prompt_tokens < self.max_model_len:
-            raise InvalidRequestError(
-                f"prompt has {num_prompt_tokens} tokens, max_model_len is {self.max_model_len} with at least one token "
-                "of output; send 1 token or more, or raise --max-model-len",
-                param="prompt",
-            )
-        num_tokens = min(request.max_num_tokens, self.max_model_len)
-        if self._num_blocks(num_tokens) > self.pool.capacity:
-            raise InvalidRequestError(
-                f"prompt and output may reach {num_tokens} tokens, the KV cache holds "
-                f"{self.pool.capacity * self.block_size}; shorten the prompt, lower max_tokens or enlarge the cache",
-                param="max_tokens",
-            )
+    def _end(self, request: Request, status: RequestStatus, stop_reason: int | str | None) -> None:
+        request.status, request.stop_reason = status, stop_reason
+        del self.requests[request.request_id]
+        self._finished.append(request)
+        self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
+
+    def _follow_beam(self, request: Request, candidates: Candidates) -> list[tuple[Request, list[int]]]:
+        """Go on with a search when candidates of all its beams have arrived; return the outputs if it is over."""
+        group = self._beams.of(request)
+        if not group.note_read() or not group.push(request, candidates):
+            return []
+        for member in group.advance(self.pool):
+            member.row, member.status = group.spare_rows.pop(), RequestStatus.RUNNING
+            insort(self.running, member, key=_by_order)
+        return self._finish_search(group) if group.search.is_over else []
+
+    def _finish_search(self, group: BeamGroup) -> list[tuple[Request, list[int]]]:
+        for member, status in group.take_results():
+            self._end(member, status, member.stop_reason_of(status, member.output_token_ids[-1]))
+        return [(member, member.output_token_ids) for member in group.members[: group.first.sampling_params.n]]
+
+    def _register(self, request: Request, *, num_charged: int) -> None:
+        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        rank = (request.priority,) if self.policy == "priority" else ()
+        request.order = (*rank, self._fair_share.stamp(request.client, num_charged), next(self._serial))
+        self.requests[request.request_id] = request
+        self._deadlines.add(request)
 
     def _reap(self) -> list[Request]:
         finished, self._finished = self._finished, []
         for request in finished:
-            queue = self.waiting if request.row is None else self.running
-            del queue[bisect_left(queue, request.order, key=_by_order)]
+            rows: list[int] = []
+            if request.is_beam:
+                was_held, rows = self._beams.note_ended(request)
+            else:
+                was_held, heir = self._forks.note_ended(request)
+                if heir is not None:
+                    insort(self.waiting, heir, key=_by_order)
+            if not was_held:
+                queue = self.waiting if request.row is None else self.running
+                del queue[bisect_left(queue, request.order, key=_by_order)]
             self._release(request)
+            self._give_back_rows(rows)
         return finished
 
     def _serve(self, requests: Iterable[Request], output: SchedulerOutput, *, num_behind: int = 0) -> None:
@@ -330,64 +398,94 @@ class Scheduler:
 
         A chunk leaves a token of the budget to each of the `num_behind` requests that it might starve.
         """
-        block_size = self.block_size
+        block_size, has_forks = self.block_size, bool(self._forks)
         scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
         for request in requests:
             num_behind -= 1
             if request.row is None or request.status is RequestStatus.SWAPPING_IN:
                 continue  # preempted just now for a better one, or without its content yet
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
-            if bound >= request.max_num_tokens:
-                continue  # what is in flight completes it
+            if bound >= request.max_num_tokens or (request.is_beam and request.num_in_flight):
+                continue  # what is in flight completes it, or says what it goes on with
             num_new = bound - context_len
             if num_new > 1:
                 num_new = min(num_new, self.max_query_len, self._prompt_budget, budget, max(budget - num_behind, 1))
                 if not num_new:
                     continue
                 self._prompt_budget -= num_new
-            seq_len, num_blocks, new_block_ids = context_len + num_new, len(request.block_ids), ()
-            if seq_len > num_blocks * block_size:
-                new_block_ids = self._grow(request, seq_len, output.preempted)
+            seq_len, first_new, new_block_ids = context_len + num_new, len(request.block_ids), ()
+            may_copy = (request.is_new_row or has_forks or request.is_beam) and self._writes_shared_block(request)
+            if may_copy or seq_len > first_new * block_size:
+                first_new, new_block_ids = self._grow(request, seq_len, output)
             row = request.row
             if row is None:
                 continue  # preempted itself: nobody worse can be
             request.num_computed_tokens = seq_len
+            if has_forks and seq_len >= request.num_prompt_tokens:
+                self._forks.note_computed(request)
             samples = seq_len == bound
             if samples:
                 request.num_tokens_bound = bound + 1
             if num_new > 1:
                 self.prefix_cache.register(request)  # requests admitted to this very step may share it
-            is_new_row = request.is_new_row
-            if is_new_row:
+            writes_row = request.is_new_row or request.is_beam  # a beam may have taken on another's tokens and blocks
+            if request.is_beam:
+                self._beams.of(request).num_unread += samples
+            if writes_row:
                 request.is_new_row = False
-                num_blocks, new_block_ids = 0, list(request.block_ids)
+                first_new, new_block_ids = 0, list(request.block_ids)
             scheduled.append(
-                ScheduledRequest(request, row, num_new, context_len, new_block_ids, num_blocks, is_new_row, samples)
+                ScheduledRequest(request, row, num_new, context_len, new_block_ids, first_new, writes_row, samples)
             )
             budget -= num_new
             if budget == 0:
                 break
         output.num_tokens = self.max_num_batched_tokens - budget
 
-    def _grow(self, request: Request, seq_len: int, preempted: list[Request]) -> Sequence[int]:
-        """Allocate blocks for `seq_len` tokens, preempting the worst that can be, at last `request` itself."""
-        self.prefix_cache.register(request)  # generated tokens have filled a block
-        num_needed = self._num_blocks(seq_len) - len(request.block_ids)
-        while num_needed > self.pool.num_free:
-            if self.swapping.cut_short():
+    def _grow(self, request: Request, seq_len: int, output: SchedulerOutput) -> tuple[int, Sequence[int]]:
+        """Make `seq_len` tokens writable: a copy of a block that others read too, and blocks for what goes beyond.
+
+        Takes blocks from prompts kept for those who have not started, then preempts the worst that can be, at last
+        `request` itself. Returns what is new in its block table, from which index on.
+        """
+        if not request.output_token_ids or not request.is_beam:  # what beams generate goes on being copied and dropped
+            self.prefix_cache.register(request)  # generated tokens have filled a block
+        num_grown = max(0, self._num_blocks(seq_len) - len(request.block_ids))
+        while num_grown + (is_shared := self._writes_shared_block(request)) > self._num_takeable(request):
+            if self.swapping.cut_short() or self._forks.drop():
                 continue
             victim = next(other for other in reversed(self.running) if not self._is_settled(other))
             self._preempt(victim)
-            preempted.append(victim)
+            output.preempted.append(victim)
             if victim is request:
-                return ()
-        new_block_ids = self._allocate(num_needed)
-        request.block_ids += new_block_ids
-        return new_block_ids
+                return 0, ()
+        take = self._beams.of(request).take_blocks if request.is_beam else self._allocate
+        new_block_ids, first_new = take(num_grown + is_shared), len(request.block_ids)
+        request.block_ids += new_block_ids[is_shared:]
+        if is_shared:
+            first_new = request.num_computed_tokens // self.block_size
+            self._copy_block(request, first_new, new_block_ids[0], output)
+        return first_new, new_block_ids
+
+    def _num_takeable(self, request: Request) -> int:
+        return len(self._beams.of(request).spare_blocks) if request.is_beam else self.pool.num_free
+
+    def _writes_shared_block(self, request: Request) -> bool:
+        """Whether the next token goes into a block that others read too."""
+        index = request.num_computed_tokens // self.block_size
+        return index < len(request.block_ids) and self.pool.is_read_only(request.block_ids[index])
+
+    def _copy_block(self, request: Request, index: int, block_id: int, output: SchedulerOutput) -> None:
+        """Put a copy, which the step will make, in the place of a block that others read too."""
+        shared = request.block_ids[index]
+        output.forked_blocks.append((shared, block_id))
+        request.block_ids[index] = block_id
+        self.pool.release([shared])
+        self.num_block_copies += 1
 
     def _is_settled(self, request: Request) -> bool:
-        """Whether a request was preempted often enough: it has all blocks it can ever need and is left alone."""
-        return request.num_preemptions >= self.max_preemptions
+        """Whether a request has all blocks it can need and is left alone: a beam, or one preempted often enough."""
+        return request.is_beam or request.num_preemptions >= self.max_preemptions
 
     def _make_room(self, preempted: list[Request]) -> None:
         """Preempt requests of lower priority, the worst first, if that lets the head of the queue be admitted."""
@@ -404,35 +502,58 @@ class Scheduler:
 
     def _fits_without(self, request: Request, victims: Sequence[Request]) -> bool:
         """Return whether a waiting request could be admitted if these running ones were preempted."""
-        if not (self._free_rows or victims):
+        if self._num_rows(request) > len(self._free_rows) + len(victims):
             return False
-        cached = self.prefix_cache.match(request)
-        num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(cached))
+        start = self._start(request)
+        num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(start.block_ids))
         others = [other for other in self.running if other not in victims]
         num_promised = sum(self._num_missing_blocks(r) for r in others if r.num_computed_tokens < r.num_tokens)
-        num_leaving = len(self.pool.freed_by(self.swapping.leaving_blocks).difference(cached))
+        num_leaving = len(self.pool.freed_by(self.swapping.leaving_blocks).difference(start.block_ids))
         num_available = self.pool.num_free + num_freed + num_leaving - num_promised - self._num_spare(others)
-        return self._num_taken(request, cached) <= num_available
+        return self._num_taken(request, start) <= num_available
 
     def _preempt(self, victim: Request, *, may_swap: bool = True) -> None:
-        """Send a request back to waiting: it goes to the host, or computes again what the prefix cache loses."""
+        """Send a request back to waiting: it goes to the host, or computes again what the prefix cache loses.
+
+        A beam's whole search begins anew.
+        """
+        if victim.is_beam:
+            victim = self._give_up_search(self._beams.of(victim))
+        else:
+            self._stop_running(victim, may_swap=may_swap)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        insort(self.waiting, victim, key=_by_order)
+
+    def _give_up_search(self, group: BeamGroup) -> Request:
+        for member in group.members:
+            if member.row is not None:
+                self._stop_running(member, may_swap=False)
+                if member is not group.members[0]:
+                    member.status = RequestStatus.WAITING
+        self._give_back_rows(self._beams.give_back(group))
+        group.restart(new_search(group.first))
+        return group.first
+
+    def _stop_running(self, victim: Request, *, may_swap: bool) -> None:
         del self.running[bisect_left(self.running, victim.order, key=_by_order)]
         if may_swap and self.swapping.swap_out(victim):
             self._release_row(victim)
         else:
             self._release(victim)
             victim.status = RequestStatus.PREEMPTED
-        victim.num_computed_tokens = 0
-        victim.num_preemptions += 1
-        self.num_preemptions += 1
-        insort(self.waiting, victim, key=_by_order)
 
     def _admissions(self, output: SchedulerOutput) -> Iterator[Request]:
         """Admit waiting requests in order while rows and blocks last; nobody overtakes the head."""
         unfinished = [share.request for share in output.scheduled if not share.samples]
         unfinished += [request for request in self.running if request.status is RequestStatus.SWAPPING_IN]
         num_promised = sum(self._num_missing_blocks(request) for request in unfinished)
-        while self.waiting and self._prompt_budget and self._admit(self.waiting[0], num_promised):
+        while self.waiting and self._prompt_budget:
+            if not self._admit(self.waiting[0], num_promised):
+                if not self.running and self._forks.drop():
+                    continue  # nobody else will give back what the head needs
+                return
             request = self.waiting.pop(0)
             yield request
             num_promised += self._num_missing_blocks(request)
@@ -442,24 +563,24 @@ class Scheduler:
 
         Only the blocks of its first chunk are taken soon. The others are promised: no later admission counts on them.
         """
-        if not self._free_rows or request.num_in_flight or request.is_swapping_out:
+        if self._num_rows(request) > len(self._free_rows) or request.num_in_flight or request.is_swapping_out:
             return False  # with its row a preempted request lost its token in flight: it goes on once that was read
-        cached = self.prefix_cache.match(request)
-        if self._num_taken(request, cached) > self.pool.num_free - num_promised - self._num_spare(self.running):
+        start = self._start(request)
+        if self._num_taken(request, start) > self.pool.num_free - num_promised - self._num_spare(self.running):
             return False
-        if self.swapping.is_awaited(request, len(cached)):
+        if not start.is_forked and self.swapping.is_awaited(request, len(start.block_ids)):
             return False
-        self.pool.retain(cached)  # before anything is allocated, which could evict them
-        num_cached_tokens = len(cached) * self.block_size
-        self.prefix_cache.record(request, num_cached_tokens)
-        num_on_host = self.swapping.hold(request, len(cached))
-        if request.num_preemptions == 0:
-            request.num_cached_tokens = num_cached_tokens + num_on_host * self.block_size
-        request.num_computed_tokens = request.num_registered_tokens = num_cached_tokens
+        self.pool.retain(start.block_ids)  # before anything is allocated, which could evict them
+        num_on_host = 0 if start.is_forked else self._note_found(request, start)
+        self._forks.note_started(request)
+        request.num_computed_tokens = start.num_tokens
+        request.num_registered_tokens = start.num_tokens // self.block_size * self.block_size
         num_needed = num_on_host
-        if self._is_settled(request):
-            num_needed = self._num_blocks(request.max_num_tokens) - len(cached)
-        request.block_ids = cached + self._allocate(num_needed)
+        if self._is_settled(request) and not request.is_beam:
+            num_needed = self._num_blocks(request.max_num_tokens) - len(start.block_ids)
+        request.block_ids = start.block_ids + self._allocate(num_needed)
+        if request.is_beam:
+            self._open_search(request)
         request.row, request.is_new_row = heapq.heappop(self._free_rows), True
         request.status = RequestStatus.SWAPPING_IN if num_on_host else RequestStatus.RUNNING
         self.swapping.swap_in(request)
@@ -467,14 +588,42 @@ class Scheduler:
         insort(self.running, request, key=_by_order)
         return True
 
+    def _note_found(self, request: Request, start: Start) -> int:
+        """Take note of what the prefix cache has of an admitted request; return how many more blocks the host has."""
+        self.prefix_cache.record(request, start.num_tokens)
+        num_on_host = self.swapping.hold(request, len(start.block_ids))
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = start.num_tokens + num_on_host * self.block_size
+        return num_on_host
+
+    def _open_search(self, request: Request) -> None:
+        """Give a beam search all rows and blocks that it can need."""
+        group = self._beams.of(request)
+        group.spare_blocks = self._allocate(group.num_blocks(self.block_size) - len(request.block_ids))
+        group.spare_rows = [heapq.heappop(self._free_rows) for _ in range(group.width - 1)]
+
     def _num_spare(self, running: Sequence[Request]) -> int:
         """Blocks that an admission leaves to those that run: they will grow, and would throw it out again."""
         return self.num_watermark_blocks if running else 0
 
-    def _num_taken(self, request: Request, cached: Sequence[int]) -> int:
+    def _start(self, request: Request) -> Start:
+        """Find what is computed of a request already."""
+        forked, num_forked = self._forks.prefix_of(request) if not request.host_slots else ([], 0)
+        if forked and num_forked == request.num_tokens - 1:
+            return Start(list(forked), num_forked, True)
+        cached = self.prefix_cache.match(request)
+        num_cached = len(cached) * self.block_size
+        return Start(list(forked), num_forked, True) if num_forked > num_cached else Start(cached, num_cached, False)
+
+    def _num_taken(self, request: Request, start: Start) -> int:
         """Free blocks that an admission takes or is promised, revived ones included."""
+        if request.is_beam:
+            num_new = self._beams.of(request).num_blocks(self.block_size) - len(start.block_ids)
+            return num_new + self.pool.num_idle(start.block_ids)
         num_tokens = request.max_num_tokens if self._is_settled(request) else request.num_tokens + 1
-        return self._num_blocks(num_tokens) - len(cached) + self.pool.num_idle(cached)
+        has_copy = start.num_tokens % self.block_size > 0  # of the block that the first new token goes into
+        num_new = self._num_blocks(num_tokens) - len(start.block_ids) + has_copy
+        return num_new + self.pool.num_idle(start.block_ids)
 
     def _release(self, request: Request) -> None:
         self.swapping.drop(request)
@@ -493,9 +642,18 @@ class Scheduler:
         self.swapping.write_back(num_blocks)
         return self.pool.allocate(num_blocks)
 
+    def _give_back_rows(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            heapq.heappush(self._free_rows, row)
+
+    def _num_rows(self, request: Request) -> int:
+        return self._beams.of(request).width if request.is_beam else 1
+
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def _num_missing_blocks(self, request: Request) -> int:
         """Blocks that admission promised for known tokens and one more, not taken yet."""
+        if request.is_beam:
+            return 0
         return max(0, self._num_blocks(request.num_tokens + 1) - len(request.block_ids))

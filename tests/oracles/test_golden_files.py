@@ -31,6 +31,13 @@ def test_tiny_models_are_what_transformers_computes_today(tmp_path):
         np.testing.assert_allclose(remade[name], golden[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_beam_searches_find_what_transformers_finds_today(tmp_path):
+    remake("make_beam_search.py", tmp_path / "remade.json")
+    golden = json.loads((ORACLES / "golden" / "beam_search.json").read_text())
+    remade = json.loads((tmp_path / "remade.json").read_text())
+    assert [one["sequences"] for one in remade] == [one["sequences"] for one in golden]
+
+
 def test_rope_frequencies_are_what_transformers_computes_today(tmp_path):
     remake("make_rope.py", tmp_path / "remade.json")
     remade, golden = (json.loads(path.read_text()) for path in (tmp_path / "remade.json", ORACLES / "golden/rope.json"))

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pagedjax.sampling_params import SamplingParams
+from pagedjax.scheduling.beam_group import new_search
+from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies, CopyIn, CopyOut, CopyProgress
@@ -18,16 +20,32 @@ VOCABULARY = 5
 EOS = 4
 
 
-def next_token(token_ids):
-    """The token that follows a sequence; every token of it matters."""
-    value = 1
+def next_token(token_ids, seed=0):
+    """The token that follows a sequence; every token of it matters, and the seed does."""
+    value = 1 + seed
     for token_id in token_ids:
         value = (value * 31 + token_id + 7) % 1_000_003
     return value % VOCABULARY
 
 
+def candidates_after(token_ids):
+    """What a beam may go on with, best first; no two have one probability."""
+    logprobs = {v: -0.1 - (next_token([*token_ids, v], 11) * 3 + v) / 7 for v in range(VOCABULARY)}
+    ranked = sorted(logprobs, key=lambda v: -logprobs[v])
+    return Candidates(ranked, [logprobs[v] for v in ranked])
+
+
 def make_request(
-    request_id, prompt_token_ids, max_tokens=8, *, priority=0, client=("", ""), cache_salt=None, skip=False, **params
+    request_id,
+    prompt_token_ids,
+    max_tokens=8,
+    *,
+    priority=0,
+    client=("", ""),
+    cache_salt=None,
+    skip=False,
+    seed=0,
+    **params,
 ):
     params.setdefault("ignore_eos", True)
     return Request(
@@ -37,7 +55,7 @@ def make_request(
         max_tokens=max_tokens,
         eos_token_ids=frozenset([EOS]),
         arrival_time=0.0,
-        seed=0,
+        seed=seed,
         priority=priority,
         client=client,
         cache_salt=cache_salt,
@@ -50,12 +68,26 @@ def expected_output(request, max_model_len=10**9):
     token_ids, params = list(request.prompt_token_ids), request.sampling_params
     output = []
     while len(output) < request.max_tokens and len(token_ids) < max_model_len:
-        token_ids.append(next_token(token_ids))
+        token_ids.append(next_token(token_ids, request.seed))
         output.append(token_ids[-1])
         is_end = (token_ids[-1] == EOS and not params.ignore_eos) or token_ids[-1] in params.stop_token_ids
         if is_end and len(output) >= params.min_tokens:
             break
     return output
+
+
+def expected_beams(request, max_model_len=10**9):
+    """What a beam search yields when nothing else is in the world, the best hypothesis first."""
+    prompt = list(request.prompt_token_ids)
+    request.max_num_tokens = min(request.max_num_tokens, max_model_len)
+    search = new_search(request)
+    while not search.is_over:
+        search.advance([candidates_after(prompt + tokens_of(one)) for one in search.running])
+    return [tokens_of(one.hypothesis) for one in search.finished]
+
+
+def tokens_of(hypothesis):
+    return [one.token_id for one in hypothesis.tokens()]
 
 
 @dataclass
@@ -105,24 +137,33 @@ class FakeDevice:
         """Whether a copy reads what an earlier one failed to write."""
         return copy in self.arriving and self.arriving[copy].is_spoilt
 
-    def execute(self, output: SchedulerOutput) -> dict[str, list[int]]:
+    def execute(self, output: SchedulerOutput) -> dict[str, list[int] | Candidates]:
         """All copies, then all writes of a step, then all reads, as in each layer of a model."""
         self.copy(output.copies)
+        self._copy(output.forked_blocks)
         assert output.num_tokens == sum(share.num_scheduled_tokens for share in output.scheduled)
         assert len({share.row for share in output.scheduled}) == len(output.scheduled), "two requests in one row"
         written = [slot for share in output.scheduled for slot in self._write(share)]
         assert len(set(written)) == len(written), "two requests write one slot"
         for share in output.scheduled:
             self._read(share)
-        return {share.request.request_id: [self._sample(share)] for share in output.scheduled if share.samples}
+        return {share.request.request_id: self._sample(share) for share in output.scheduled if share.samples}
+
+    def _copy(self, pairs):
+        """All of them at once."""
+        assert len({target for _, target in pairs}) == len(pairs), "two copies into one block"
+        offsets = range(self.block_size)
+        held = {(t, i): self.slots[s, i] for s, t in pairs for i in offsets if (s, i) in self.slots}
+        self.slots.update(held)
 
     def _write(self, share: ScheduledRequest):
         if share.is_new_row:
             assert share.first_new_block_index == 0
             self.rows[share.row] = Row(token_ids=list(share.request.all_token_ids))
-        row = self.rows[share.row]
-        assert share.first_new_block_index == len(row.block_table), "the block table has a gap"
-        row.block_table += share.new_block_ids
+        row, first = self.rows[share.row], share.first_new_block_index
+        assert first <= len(row.block_table), "the block table has a gap"
+        row.block_table[first : first + len(share.new_block_ids)] = share.new_block_ids
+        assert row.block_table == share.request.block_ids, "the device's block table is not the request's"
         assert 0 not in row.block_table, "the null block was handed out"
         end = share.context_len + share.num_scheduled_tokens
         assert share.samples == (end == len(row.token_ids)), "a row samples exactly when its last token is computed"
@@ -139,8 +180,10 @@ class FakeDevice:
 
     def _sample(self, share: ScheduledRequest):
         row = self.rows[share.row]
-        row.token_ids.append(next_token(row.token_ids))
-        return row.token_ids[-1]
+        if share.request.is_beam:
+            return candidates_after(row.token_ids)
+        row.token_ids.append(next_token(row.token_ids, share.request.seed))
+        return row.token_ids[-1:]
 
     def _slot(self, row: Row, position):
         return row.block_table[position // self.block_size], position % self.block_size
@@ -175,27 +218,67 @@ class Driver:
             **options,
         )
         self.device = FakeDevice(block_size)
-        self.in_flight: deque[tuple[SchedulerOutput, dict[str, list[int]]]] = deque()
+        self.evicted: set[int] = set()  # by the last plan
+        evict = self.scheduler.prefix_cache.evict
+
+        def evict_noted(block_ids):
+            self.evicted.update(block_ids)
+            evict(block_ids)
+
+        self.scheduler.prefix_cache.evict = evict_noted
+        self.in_flight: deque[tuple[SchedulerOutput, dict[str, list[int] | Candidates]]] = deque()
 
     def add(self, *args, **kwargs) -> Request:
         request = make_request(*args, **kwargs)
         self.scheduler.add_request(request)
         return request
 
+    def add_group(self, request_id, prompt_token_ids, max_tokens=8, *, n, **kwargs) -> list[Request]:
+        """Add n requests with one prompt and seeds of their own."""
+        group = [make_request(f"{request_id}-{i}", prompt_token_ids, max_tokens, seed=i, **kwargs) for i in range(n)]
+        self.scheduler.add_request(group[0], group[1:])
+        return group
+
+    def add_beams(self, request_id, prompt_token_ids, max_tokens=8, *, width, **kwargs) -> list[Request]:
+        """Add a beam search, all of whose hypotheses are returned."""
+        group = [
+            make_request(f"{request_id}-{i}", prompt_token_ids, max_tokens, n=width, use_beam_search=True, **kwargs)
+            for i in range(width)
+        ]
+        self.scheduler.add_request(group[0], group[1:])
+        return group
+
     def dispatch(self) -> SchedulerOutput:
         """Schedule and execute one step without reading it."""
         must_progress = bool(self.scheduler.requests) and not self.in_flight
+        cached = set(self.scheduler.prefix_cache.block_ids())
+        self.evicted.clear()
         output = self.scheduler.schedule(float(self.iteration), self.progress())
         self.scheduler.check_integrity()
         assert output.num_tokens <= self.scheduler.max_num_batched_tokens
         self.start(output.copies)
         is_active = output.scheduled or self.copies or output.timed_out
         assert is_active or not must_progress, "nothing is in flight and nothing is scheduled: a hang"
+        self._check_nobody_else_reads_what_is_written(output, cached - self.evicted)
         if output.scheduled:
             self.in_flight.append((output, self.device.execute(output)))
         else:
             self.device.copy(output.copies)
         return output
+
+    def _check_nobody_else_reads_what_is_written(self, output, cached):
+        """Neither another request nor, later, who finds the block in the prefix cache.
+
+        Full blocks that this very plan offered are another matter: those who share them read after they are written.
+        """
+        block_size, num_refs = self.device.block_size, self.scheduler.pool.num_refs()
+        for share in output.scheduled:
+            end = share.context_len + share.num_scheduled_tokens
+            for index in range(share.context_len // block_size, -(-end // block_size)):
+                block_id = share.request.block_ids[index]
+                is_new = block_id in self.scheduler.prefix_cache and block_id not in cached
+                assert num_refs[block_id] == 1 or is_new, "a shared block is written"
+                assert block_id not in cached, "a cached block is written"
 
     def start(self, copies: BlockCopies) -> None:
         """Take note of the copies that an iteration starts; the device carries them out."""
@@ -221,7 +304,7 @@ class Driver:
     def read(self, failed=()):
         """Read the oldest step in flight."""
         output, sampled = self.in_flight.popleft()
-        confirmed = self.scheduler.update(output, sampled, failed)
+        confirmed = self.scheduler.update(output, sampled, failed, candidates=sampled)
         self.scheduler.check_integrity()
         return {request.request_id: token_ids for request, token_ids in confirmed}
 

@@ -3,7 +3,7 @@
 import hashlib
 
 from pagedjax.scheduling.prefix_cache import PrefixCache
-from tests.scheduling.fake_device import make_request
+from tests.scheduling.fake_device import Driver, make_request
 
 
 def computed(prompt_token_ids, block_ids, **options):
@@ -139,3 +139,16 @@ def test_clearing_forgets_everything():
     cache.clear()
     assert cache.match(make_request("b", range(9))) == []
     cache.check_integrity()
+
+
+def test_fifty_requests_with_a_long_common_prefix_use_its_blocks_once():
+    """At most 1.1 times what the prefix takes once beside each request's own last blocks."""
+    driver, prefix = Driver(num_blocks=400, block_size=16, max_num_seqs=50, max_num_batched_tokens=1024), [0] * 500
+    group = [driver.add(str(i), [*prefix, 1, i % 3, i % 2], 8) for i in range(50)]
+    most = 0
+    for _ in driver.steps():
+        most = max(most, driver.scheduler.pool.num_used)
+    num_full = len(prefix) // 16
+    num_own = sum(-(-request.num_tokens // 16) - num_full for request in group)
+    assert all(len(request.output_token_ids) == 8 for request in group)
+    assert most <= 1.1 * (num_full + num_own)

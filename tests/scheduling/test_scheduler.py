@@ -690,6 +690,7 @@ def test_stats_count_what_happened():
         "num_blocks_cached": 2,
         "num_blocks_pinned": 0,
         "num_preemptions": 0,
+        "num_block_copies": 0,
         "prefix_cache_queries": 20,
         "prefix_cache_hits": 8,
         "prefix_cache_partial_block_misses": 0,

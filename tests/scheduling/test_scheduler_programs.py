@@ -16,7 +16,7 @@ from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.preemption import CopySpeed, PreemptionCosts
 from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler
-from tests.scheduling.fake_device import Driver, expected_output, make_request
+from tests.scheduling.fake_device import Driver, expected_beams, expected_output, make_request
 
 NUM_PROGRAMS, NUM_OPERATIONS = 102, 200
 MAX_AHEAD = 2
@@ -83,7 +83,8 @@ class Program:
 
     def run(self, code):
         kinds = (
-            [self.read] * 4 + [self.add] * 4 + [self.fork] * 4 + [self.step] * 10 + [self.dispatch] * 4
+            [self.read] * 4 + [self.add] * 3 + [self.fork] * 3 + [self.add_group] * 3 + [self.add_beams]
+            + [self.step] * 10 + [self.dispatch] * 4
             + [self.finish, self.abort, self.fail, self.reset, self.preempt, self.pin, self.unpin]
             + [self.evict, self.measure, self.swap_out, self.swap_in, self.evict_to_host, self.fail_copy] * 2
             + [self.end_away] * 2
@@ -99,6 +100,7 @@ class Program:
         self.driver.run()
         self.check()
         assert all(request.is_finished for request in self.requests.values())
+        self.happened["searches"] += sum(request.hypothesis is not None for request in self.requests.values())
         self.happened["settled"] += sum(
             request.num_preemptions == self.scheduler.max_preemptions for request in self.requests.values()
         )
@@ -107,22 +109,46 @@ class Program:
         self.scheduler.check_integrity()
         for request_id, request in self.requests.items():
             num_tokens = len(request.output_token_ids)
+            if request.is_beam:
+                assert request.hypothesis is None or request.output_token_ids == self.expected[request_id]
+                continue
             assert request.output_token_ids == self.expected[request_id][:num_tokens]
             if request.status == RequestStatus.FINISHED_LENGTH:
                 assert num_tokens == len(self.expected[request_id])
 
-    def add(self, first, second, prompt=None):
+    def add(self, first, second, prompt=None, count=1, **params):
         prompt = prompt or [first % 2] * (1 + second % 11)
-        limit = self.scheduler.max_model_len
-        request = make_request(
-            str(len(self.requests)), prompt[: limit - 1], 1 + second % 23, priority=first % 3,
-            client=(str(first % 2), str(second % 3)), cache_salt="salt" if first % 8 == 7 else None,
-            ignore_eos=bool(second % 2),
-        )  # fmt: skip
-        request.__class__ = Traced
-        self.scheduler.add_request(request)
-        self.requests[request.request_id] = request
-        self.expected[request.request_id] = expected_output(request, limit)
+        limit, serial = self.scheduler.max_model_len, len(self.requests)
+        group = [
+            make_request(
+                str(serial + i), prompt[: limit - 1], 1 + second % 23, priority=first % 3,
+                client=(str(first % 2), str(second % 3)), cache_salt="salt" if first % 8 == 7 else None,
+                ignore_eos=bool(second % 2), seed=i, **params,
+            )
+            for i in range(count)
+        ]  # fmt: skip
+        for request in group:
+            request.__class__ = Traced
+        self.scheduler.add_request(group[0], group[1:])
+        self.requests.update((request.request_id, request) for request in group)
+        for request in group:
+            if not request.is_beam:
+                self.expected[request.request_id] = expected_output(request, limit)
+        if group[0].is_beam:
+            request_ids = [request.request_id for request in group]
+            self.expected.update(zip(request_ids, expected_beams(group[0], limit), strict=True))
+
+    def add_group(self, first, second):
+        """Add requests that share a prompt, sometimes more than there are rows."""
+        self.add(first, second, count=2 + first % 4)
+
+    def add_beams(self, first, second):
+        """Add a beam search, if it can run at all."""
+        width = 1 + first % 3
+        try:
+            self.add(first, second, count=width, n=width, use_beam_search=True, length_penalty=float(second % 3))
+        except InvalidRequestError:
+            self.happened["refused beams"] += 1
 
     def fork(self, first, second):
         """Add a request that begins as another one does, output included, and goes on as it likes."""
@@ -250,9 +276,10 @@ def test_no_operation_of_long_random_programs_leaves_a_contradiction():
     assert Traced.changes == documented_changes()
     assert happened["operations"] >= 20_000
     for event in (
-        "fork", "preempt", "pinned", "unpinned", "reset", "fail", "num_preemptions", "settled",
-        "prefix_cache_evictions", "prefix_cache_hits", "prefix_cache_resumed_hits", "num_preemptions_swapped",
-        "swapped out", "swapped in", "written back", "swap_in_blocks", "swap_failures", "external_prefix_cache_hits",
-        "ended SWAPPING_OUT", "ended SWAPPED", "ended SWAPPING_IN",
+        "fork", "add_group", "add_beams", "searches", "num_block_copies", "preempt", "pinned", "unpinned", "reset",
+        "fail", "num_preemptions", "settled", "prefix_cache_evictions", "prefix_cache_hits",
+        "prefix_cache_resumed_hits", "num_preemptions_swapped", "swapped out", "swapped in", "written back",
+        "swap_in_blocks", "swap_failures", "external_prefix_cache_hits", "ended SWAPPING_OUT", "ended SWAPPED",
+        "ended SWAPPING_IN",
     ):  # fmt: skip
         assert happened[event] > 5, event

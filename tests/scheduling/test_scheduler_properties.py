@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.preemption import PreemptionCosts
 from pagedjax.scheduling.request import Request, RequestStatus
-from tests.scheduling.fake_device import Driver, expected_output, make_request
+from tests.scheduling.fake_device import Driver, expected_beams, expected_output, make_request
 
 REPRODUCIBLE = {"derandomize": True, "database": None, "deadline": None}  # no limit on time: machines differ
 
@@ -34,6 +34,7 @@ REQUESTS = st.fixed_dictionaries(
         "min_tokens": st.integers(0, 1),
     }
 )
+GROUPS = st.tuples(REQUESTS, st.integers(2, 5), st.booleans())  # one prompt, how many, whether they are beams
 
 
 @st.composite
@@ -68,7 +69,7 @@ def is_admissible(scheduler, request):
 
 
 def most_iterations(requests, driver):
-    """The best running request advances in every other iteration at least, whatever the others suffer.
+    """The best running request advances in every third iteration at least, whatever the others suffer.
 
     Each time that it was preempted it may wait for its blocks to leave and to come back, one copy after another.
     """
@@ -77,7 +78,7 @@ def most_iterations(requests, driver):
     waits = (scheduler.max_preemptions + 1) * num_copies * driver.copy_iterations
     chunk = min(scheduler.max_query_len, scheduler.max_num_batched_tokens)
     alone = sum(request.max_num_tokens + math.ceil(request.max_num_tokens / chunk) + 2 for request in requests)
-    return 2 * (alone + waits) * (len(requests) if scheduler.policy == "priority" else 1) + 2
+    return 3 * (alone + waits) * (len(requests) if scheduler.policy == "priority" else 1) + 2
 
 
 @settings(max_examples=100, **REPRODUCIBLE)
@@ -107,12 +108,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver = Driver(**options)
         self.scheduler = self.driver.scheduler
         self.requests: list[Request] = []
+        self.beams: list[list[Request]] = []
         self.pins: list[list[int]] = []
 
     @rule(batch=st.lists(REQUESTS, min_size=1, max_size=4))
     def add(self, batch):
         for arguments in batch:
             self.add_one(arguments)
+
+    @rule(group=GROUPS)
+    def add_group(self, group):
+        """Requests with one prompt and seeds of their own, or beams: as wide as the vocabulary of five allows."""
+        arguments, count, is_beam = group
+        params = {"n": min(count, 3), "use_beam_search": True} if is_beam else {}
+        serial = len(self.requests)
+        count = params.get("n", count)
+        requests = [make_request(str(serial + i), seed=i, **arguments, **params) for i in range(count)]
+        try:
+            self.scheduler.add_request(requests[0], requests[1:])
+        except InvalidRequestError:
+            assert is_beam or not is_admissible(self.scheduler, requests[0])
+        else:
+            self.requests += requests
+            if is_beam:
+                self.beams.append(requests)
 
     def add_one(self, arguments):
         request = make_request(str(len(self.requests)), **arguments)
@@ -188,6 +207,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def everybody_has_the_beginning_of_their_own_output(self):
         for request in self.requests:
+            if request.is_beam:
+                continue  # what a hypothesis begins with may change until the end
             expected = expected_output(request, self.scheduler.max_model_len)
             num_tokens = len(request.output_token_ids)
             assert request.output_token_ids == expected[:num_tokens]
@@ -198,6 +219,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "driver"):
             self.driver.run(most_iterations(self.requests, self.driver))
             assert all(request.is_finished for request in self.requests)
+            for beams in self.beams:
+                if beams[0].hypothesis is not None:
+                    expected = expected_beams(beams[0], self.scheduler.max_model_len)
+                    assert [request.output_token_ids for request in beams] == expected
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

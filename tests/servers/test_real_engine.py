@@ -52,6 +52,8 @@ async def ask(client, http):
     found["chat"] = await client.chat.completions.create(model="fake", messages=MESSAGES, n=2, **GREEDY)
     late = await http.post("/v1/completions", json={"prompt": "hello"}, headers={"X-Request-Timeout": "0.000001"})
     found["late"] = (late.status, (await late.json())["error"]["message"])
+    beams = {"use_beam_search": True, "ignore_eos": True, "best_of": 4}
+    found["beams"] = await complete("hello", n=2, logprobs=2, extra_body=beams)
     found["refused"] = await http.post("/v1/completions", json={"prompt": "x" * 129})
     return found
 
@@ -137,7 +139,7 @@ def test_nothing_is_left_after_a_client_has_left(answers):
 def test_the_reasons_add_up(answers):
     lines = [line for line in answers["metrics"].splitlines() if line.startswith("vllm:request_success_total")]
     counts = {line.split('finished_reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
-    assert counts["length"] == 1 + 12 + 2 + 1
+    assert counts["length"] == 1 + 12 + 2 + 1 + 1
     assert (counts["abort"], counts["timeout"]) == (1, 1)
     assert sum(counts.values()) == counts["length"] + 2
 
@@ -164,3 +166,13 @@ def test_engine_counts_are_conserved(answers):
     assert values["vllm:estimated_read_bytes_per_gpu_total",] > num_iterations
     assert values["vllm:gpu_prefix_cache_hits_total",] == values["vllm:prefix_cache_hits_total",] >= cached
     assert values["vllm:time_per_output_token_seconds_count",] == values["vllm:inter_token_latency_seconds_count",]
+
+
+def test_a_beam_search_answers_with_its_best_hypotheses(answers):
+    first, second = answers["beams"].choices
+    ids = byte_tokenizer().encode("hello")
+    assert first.text == byte_tokenizer().decode(continuation(ids, 20))
+    assert second.text != first.text
+    totals = [sum(choice.logprobs.token_logprobs) for choice in (first, second)]
+    assert totals[0] > totals[1]
+    assert answers["beams"].usage.completion_tokens == 40

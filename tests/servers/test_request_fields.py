@@ -206,3 +206,17 @@ async def test_a_trace_is_written_where_the_operator_says(engine, tmp_path):
         assert (await client.post("/start_profile")).status == 400
         assert (await client.post("/stop_profile")).status == 200
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_beam_search_is_asked_for_in_vllms_words(fake, engine, path):
+    """The model's own defaults for sampling do not get in its way."""
+    engine.default_sampling_params.update(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
+    prompt = {"messages": HI} if path == CHAT else {"prompt": "ab"}
+    body = {"use_beam_search": True, "n": 2, "best_of": 3, "length_penalty": 0.5, "early_stopping": "never"}
+    async with TestClient(TestServer(create_app(engine, ServerConfig()))) as client:
+        answer = await ask(client, path, max_tokens=2, **prompt, **body)
+    params = fake.added[0][2]
+    assert len(answer["choices"]) == 2
+    assert (params.use_beam_search, params.n, params.beam_width, params.temperature) == (True, 2, 3, 1.0)
+    assert (params.length_penalty, params.early_stopping) == (0.5, "never")
