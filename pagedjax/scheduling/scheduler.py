@@ -190,6 +190,7 @@ class Scheduler:
             self.finish(request, RequestStatus.FINISHED_TIMEOUT)
         output = SchedulerOutput(finished_requests=self._reap(), timed_out=timed_out)
         output.copies = self.swapping.begin(progress or CopyProgress())
+        self._beams.begin()
         max_prompt_tokens = self.pacing.max_prompt_tokens(self.running)
         self._prompt_budget = self.max_num_batched_tokens if max_prompt_tokens is None else max_prompt_tokens
         is_open = self.pacing.admits(self.waiting, now, is_idle=not self.running)
@@ -405,7 +406,7 @@ class Scheduler:
             if request.row is None or request.status is RequestStatus.SWAPPING_IN:
                 continue  # preempted just now for a better one, or without its content yet
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
-            if bound >= request.max_num_tokens or (request.is_beam and request.num_in_flight):
+            if bound >= request.max_num_tokens or (request.is_beam and self._beams.must_wait(request)):
                 continue  # what is in flight completes it, or says what it goes on with
             num_new = bound - context_len
             if num_new > 1:
