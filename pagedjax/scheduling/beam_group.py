@@ -150,6 +150,7 @@ class BeamGroups:
         self._pool = pool
         self._block_size = block_size
         self._groups: dict[str, BeamGroup] = {}  # by the request id of each member
+        self._has_unread = False  # when the iteration began
 
     def __iter__(self) -> Iterator[BeamGroup]:
         return (group for request_id, group in self._groups.items() if group.first.request_id == request_id)
@@ -167,6 +168,17 @@ class BeamGroups:
         """Take note of a new search, whose first member is going to be queued."""
         group = BeamGroup(list(members), new_search(members[0]))
         self._groups.update((member.request_id, group) for member in members)
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self._has_unread = any(group.num_unread for group in self)
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether a beam is not to be scheduled: a token of its own is unread, or one of another search that generates.
+
+        Searches keep in step: one iteration for all of them reads the weights once.
+        """
+        return request.num_in_flight > 0 or (self._has_unread and bool(request.output_token_ids))
 
     def most_blocks(self) -> int:
         """Return how many blocks the largest search can need."""

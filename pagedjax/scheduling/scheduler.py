@@ -192,6 +192,7 @@ class Scheduler:
             self.finish(request, RequestStatus.FINISHED_TIMEOUT)
         output = SchedulerOutput(finished_requests=self._reap(), timed_out=timed_out)
         output.copies = self.swapping.begin(progress or CopyProgress())
+        self._beams.begin()
         max_prompt_tokens = self.pacing.max_prompt_tokens(self.running)
         self._prompt_budget = self.max_num_batched_tokens if max_prompt_tokens is None else max_prompt_tokens
         is_open = self.pacing.admits(self.waiting, now, is_idle=not self.running)
@@ -431,7 +432,7 @@ class Scheduler:
             if request.is_drafted_from_output and request.num_in_flight:
                 continue
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
-            if bound >= request.max_num_tokens or (request.is_beam and request.num_in_flight):
+            if bound >= request.max_num_tokens or (request.is_beam and self._beams.must_wait(request)):
                 continue  # what is in flight completes it, or says what it goes on with
             may_copy = (request.is_new_row or has_forks or request.is_beam) and self._writes_shared_block(request)
             num_new, num_drafts = bound - context_len, 0
@@ -608,6 +609,8 @@ class Scheduler:
             return False  # with its row a preempted request lost its token in flight: it goes on once that was read
         start = self._start(request)
         if self._num_taken(request, start) > self.pool.num_free - num_promised - self._num_spare(self.running):
+            return False
+        if not start.is_forked and self.swapping.is_awaited(request, len(start.block_ids)):
             return False
         self.pool.retain(start.block_ids)  # before anything is allocated, which could evict them
         num_on_host = 0 if start.is_forked else self._note_found(request, start)

@@ -116,7 +116,8 @@ class Swapping:
         for copy in progress.landed:
             self._land(copy)
         self._start()
-        self._save_ahead()
+        if self.host_pool.num_chunks:
+            self._save_ahead()
         return self._copies
 
     def end(self) -> None:
@@ -153,6 +154,12 @@ class Swapping:
         self._release_blocks(request, leaving.copy.block_ids)
         return True
 
+    def is_awaited(self, request: Request, num_found: int) -> bool:
+        """Whether what continues a request's first blocks is on its way for another: then it can be shared, soon."""
+        num_wanted = (request.num_tokens - 1) // self._cache.block_size
+        slot = next(self._chain(request, range(num_found, num_wanted)), None) if self._arriving else None
+        return any(slot in other.host_slots for other in self._arriving)
+
     def hold(self, request: Request, num_found: int) -> int:
         """Have an admitted request hold the slots that continue its first `num_found` blocks, and no others.
 
@@ -187,6 +194,8 @@ class Swapping:
 
     def write_back(self, num_blocks: int) -> None:
         """Copy prefixes that the next `num_blocks` allocations evict to the host; of too many those evicted last."""
+        if not self.host_pool.num_chunks:
+            return
         self._num_clean -= num_blocks
         evicted = list(filter(self._is_only_here, islice(self._pool.next_free(), num_blocks)))
         if evicted and (num_savable := self._num_savable()):

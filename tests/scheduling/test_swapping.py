@@ -120,6 +120,20 @@ def test_a_prefix_that_is_evicted_comes_back_from_the_host():
     assert_all_back(driver)
 
 
+def test_a_prefix_that_several_requests_wait_for_comes_back_once():
+    driver = make_driver(num_host_chunks=20, copy_iterations=3, num_blocks=16, max_model_len=60, max_copies=16)
+    prompt = list(range(29))
+    driver.add("first", prompt, max_tokens=2)
+    driver.run()
+    driver.add("other", range(100, 158), max_tokens=2)
+    driver.run()
+    requests = [driver.add(str(i), [*prompt, i], max_tokens=4) for i in range(4)]
+    driver.run()
+    assert [request.output_token_ids for request in requests] == [expected_output(request) for request in requests]
+    assert 0 < driver.scheduler.stats()["swap_in_blocks"] <= 7
+    assert driver.scheduler.stats()["prefix_cache_hits"] >= 3 * 28
+
+
 def test_a_swapped_request_takes_the_room_of_prefixes_on_the_host_but_not_of_other_requests():
     driver = make_driver(num_host_chunks=3)
     driver.add("first", range(30), max_tokens=2)
