@@ -44,6 +44,7 @@ from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
 from pagedjax.speculation.load_draft import load_draft
 from pagedjax.speculation.plan import Speculation, SpeculationStep
+from pagedjax.speculation.vocabulary import check_same_vocabulary
 from pagedjax.text.chat import load_chat_template
 from pagedjax.text.structured_output import Grammar
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
@@ -136,6 +137,8 @@ class LLMEngine:
         if draft is None:
             draft = load_draft(self.config, loaded.config, self.tokenizer)
             phases.end("loading the draft model")
+        else:
+            check_same_vocabulary(loaded.config, draft.config)
         self._runner = ModelRunner(loaded, self.config, draft=draft, phases=phases, show_progress=show_progress)
         if platform == "gpu":  # a CPU has nothing left to prepare
             self._runner.warm_up()

@@ -1,5 +1,6 @@
 """Loads the draft model that the options name, and checks that it speaks the target's tokens."""
 
+import logging
 from dataclasses import replace
 
 from pagedjax.config import EngineConfig
@@ -7,6 +8,8 @@ from pagedjax.loading import LoadedModel, load_model
 from pagedjax.models.config import ModelConfig
 from pagedjax.speculation.vocabulary import check_same_vocabulary
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None) -> LoadedModel | None:
@@ -26,4 +29,11 @@ def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer |
     loaded = load_model(own)
     draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
     check_same_vocabulary(target, loaded.config, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    positions, longest = loaded.config.max_position_embeddings, config.max_model_len or target.max_position_embeddings
+    if positions < longest:
+        logger.warning(
+            "the draft model's positions end at %d, requests may be %d tokens long: past that its drafts are useless, "
+            "though never wrong; choose another draft model, or set --max-model-len",
+            positions, longest,
+        )  # fmt: skip
     return loaded
