@@ -134,11 +134,11 @@ class LLMEngine:
         self.model_config = loaded.config
         self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
         phases.end("loading the tokenizer")
-        if draft is None:
+        if draft is not None:
+            check_same_vocabulary(loaded.config, draft.config)
+        elif self.config.speculation is not None:
             draft = load_draft(self.config, loaded.config, self.tokenizer)
             phases.end("loading the draft model")
-        else:
-            check_same_vocabulary(loaded.config, draft.config)
         self._runner = ModelRunner(loaded, self.config, draft=draft, phases=phases, show_progress=show_progress)
         if platform == "gpu":  # a CPU has nothing left to prepare
             self._runner.warm_up()

@@ -51,18 +51,18 @@ class Ledger:
 
     budget: int  # what the engine may use in all
     weights: int
-    draft_weights: int  # of a draft model, whose K and V are in the blocks too
     request_state: int
     temporaries: int  # the largest step's and the largest sampler's
     margin: int
     foreign: int  # live arrays that are not ours
     block: int  # bytes of one block
-    draft_block: int  # bytes of one block of the draft model's
     num_blocks: int
     block_size: int
     max_model_len: int
     device: str
     swap_staging: int = 0
+    draft_weights: int = 0  # of a draft model, which has a block beside each of the target's
+    draft_block: int = 0  # bytes of one of those
 
     @property
     def num_tokens(self) -> int:

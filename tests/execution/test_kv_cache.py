@@ -138,3 +138,27 @@ def test_too_little_memory_for_a_block_does_not_advise_a_length_of_zero():
     with pytest.raises(ConfigError) as error:
         plan(kv_cache_memory_bytes=10)
     assert str(error.value).splitlines()[0].endswith(f"raise --kv-cache-memory-bytes to {33 * BLOCK}")
+
+
+def test_a_draft_model_s_weights_and_blocks_are_in_the_ledger_and_cost_blocks(gpu):
+    """A draft block as large as the target's halves the pool."""
+    config = resolve(EngineConfig(block_size=8, max_model_len=64), max_position_embeddings=256, platform="cpu")
+    weights = int(0.9 * (2 << 30)) - (1 << 30) - 10 * MIB - 60 * BLOCK
+    gpu["bytes_in_use"] += weights + 10 * BLOCK
+    ledger = kv_cache.plan(
+        config, FAKE_CONFIG, dtype=jnp.dtype("float32"), max_model_len=64, weights=weights, request_state=0,
+        temporaries=0, draft_weights=10 * BLOCK, draft_block=BLOCK,
+    )  # fmt: skip
+    assert ledger.num_blocks == 25
+    assert ("weights of the draft model", 10 * BLOCK) in ledger.rows()
+    assert (f"KV cache of the draft model, {BLOCK} bytes a block", 25 * BLOCK) in ledger.rows()
+
+
+def test_a_draft_model_that_leaves_no_room_is_refused_with_the_numbers(gpu):
+    config = resolve(EngineConfig(block_size=8, max_model_len=64), max_position_embeddings=256, platform="cpu")
+    draft_weights = 2 << 30
+    with pytest.raises(ConfigError, match=r"use a smaller draft model or none(.|\n)*weights of the draft model +2.000"):
+        kv_cache.plan(
+            config, FAKE_CONFIG, dtype=jnp.dtype("float32"), max_model_len=64, weights=0, request_state=0,
+            temporaries=0, draft_weights=draft_weights, draft_block=BLOCK,
+        )  # fmt: skip
