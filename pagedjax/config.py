@@ -5,12 +5,12 @@ the model (context length, budgets) is left None here and resolved once by `reso
 """
 
 import dataclasses
-import types
-import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pagedjax.errors import ConfigError
+from pagedjax.options import check_range, check_types, option
+from pagedjax.speculation.config import OLDER_FLAGS, SpeculativeConfig, parse_speculative_config
 
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "gpu": 8192}
 CPU_KV_CACHE_BYTES = 1 << 30  # default pool on a CPU, where there is no device memory to take a share of
@@ -24,15 +24,9 @@ NOT_BUILT: dict[str, tuple[Any, str]] = {
     "pipeline_parallel_size": (1, "is not built yet; leave it at 1"),
     "data_parallel_size": (1, "is not built yet; leave it at 1 and run several servers"),
     "quantization": (None, "is not built yet; leave it out (a .gguf file is expanded to --dtype when it loads)"),
-    "speculative_config": (None, "is not built yet; leave it out"),
     "enable_chunked_prefill": (True, "is refused: long prompts are always split; lower --max-model-len to bound them"),
     "trust_remote_code": (False, "is refused: code from model repositories is never run; leave it out"),
 }
-
-
-def option(default: Any, help_text: str, **metadata: Any) -> Any:
-    """A dataclass field whose metadata makes it a command line flag."""
-    return dataclasses.field(default=default, metadata={"help": help_text, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +36,8 @@ class EngineConfig:
     model: str = option(
         "demo",
         "Hugging Face directory or hub name, .gguf file, Orbax directory, 'demo' for the embedded "
-        "SmolLM2-135M-Instruct, or 'dummy:llama-8b' and 'dummy:qwen3-0.6b' for random weights of these shapes.",
+        "SmolLM2-135M-Instruct, or 'dummy:llama-8b', 'dummy:llama-0.5b' and 'dummy:qwen3-0.6b' for random weights of "
+        "these shapes.",
         positional=True,
     )
     tokenizer: str | None = option(None, "Tokenizer directory or hub name; the model's own if unset.")
@@ -110,7 +105,21 @@ class EngineConfig:
     tensor_parallel_size: int = option(1, "GPUs that share each layer.", short="-tp")
     pipeline_parallel_size: int = option(1, "Groups of layers on different GPUs.", short="-pp")
     data_parallel_size: int = option(1, "Copies of the model.", short="-dp")
-    speculative_config: dict[str, Any] | None = option(None, "Speculative decoding, as JSON.", short="-sc")
+    speculative_config: SpeculativeConfig | dict[str, Any] | str | None = option(
+        None, "Speculative decoding, as a JSON object of the keys below.", short="-sc"
+    )
+    speculative_model: str | None = option(None, "Older form of the key model; '[ngram]' for look-ups.")
+    num_speculative_tokens: int | None = option(None, "Older form of the key of that name.")
+    ngram_prompt_lookup_max: int | None = option(None, "Older form of the key prompt_lookup_max.")
+    ngram_prompt_lookup_min: int | None = option(None, "Older form of the key prompt_lookup_min.")
+    speculative_draft_tensor_parallel_size: int | None = option(
+        None, "Older form of draft_tensor_parallel_size; only 1."
+    )
+    forced_acceptance: float | None = option(
+        None,
+        "For benchmarks of speculation: accept each draft with this probability, whatever the target says. Outputs "
+        "are wrong.",
+    )
     generation_config: str = option(
         "auto", "Where sampling defaults come from: 'auto' the model directory, 'vllm' none, or a directory."
     )
@@ -124,15 +133,32 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.max_model_len == "auto":
             object.__setattr__(self, "max_model_len", AUTO)
+        self._take_speculation()
         check_types(self)
         _check_ranges(self)
         _check_agreement(self)
         _check_built(self)
 
+    def _take_speculation(self) -> None:
+        """Turn whatever says how to speculate into a SpeculativeConfig, the only thing that is left of it."""
+        older = {name: getattr(self, name) for name in OLDER_FLAGS}
+        forced_acceptance = self.forced_acceptance
+        config = parse_speculative_config(self.speculative_config, older=older, forced_acceptance=forced_acceptance)
+        object.__setattr__(self, "speculative_config", config)
+        for name in (*OLDER_FLAGS, "forced_acceptance"):
+            object.__setattr__(self, name, None)
+
     @property
     def model_name(self) -> str:
         """The name clients see."""
         return self.served_model_name or self.model
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """How to speculate, checked and complete."""
+        config = self.speculative_config
+        assert config is None or isinstance(config, SpeculativeConfig), "it was parsed"
+        return config
 
     @property
     def has_dummy_weights(self) -> bool:
@@ -154,43 +180,6 @@ def resolve(config: EngineConfig, *, max_position_embeddings: int, platform: str
         )
     budget = config.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS[platform], config.max_num_seqs)
     return dataclasses.replace(config, max_model_len=max_model_len, max_num_batched_tokens=budget)
-
-
-def check_types(config: Any) -> None:
-    """Check each field of a config dataclass against its annotation; an int is taken for a float.
-
-    Raises:
-      ConfigError: a value has another type or is none of the choices.
-    """
-    for name, hint in typing.get_type_hints(type(config)).items():
-        is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-        allowed = typing.get_args(hint) if is_union else (hint,)
-        value = getattr(config, name)
-        if any(_fits(value, kind) for kind in allowed):
-            continue
-        literals = [kind for kind in allowed if typing.get_origin(kind) is Literal]
-        if literals:
-            choices = ", ".join(str(choice) for kind in literals for choice in typing.get_args(kind))
-            raise ConfigError(f"{name} is {value!r:.80}; choose one of {choices}")
-        kinds = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)
-        raise ConfigError(f"{name} is {value!r:.80}; it must be {kinds.replace('NoneType', 'None')}")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if typing.get_origin(kind) is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in typing.get_args(kind))
-    kind = typing.get_origin(kind) or kind
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, kind) or (kind is float and isinstance(value, int))
-
-
-def check_range(config: Any, name: str, low: float, high: float | None = None) -> None:
-    """Raise a ConfigError unless the field is None or between `low` and `high`, both included."""
-    value = getattr(config, name)
-    if value is not None and not (low <= value and (high is None or value <= high)):
-        bounds = f"at least {low}" if high is None else f"at least {low} and at most {high}"
-        raise ConfigError(f"{name} is {value}; it must be {bounds}")
 
 
 def _check_ranges(config: EngineConfig) -> None:

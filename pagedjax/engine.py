@@ -23,7 +23,8 @@ from pagedjax.config import EngineConfig, resolve
 from pagedjax.device import check_devices, device_memory
 from pagedjax.engine_view import EngineView
 from pagedjax.errors import EngineDeadError, InvalidRequestError
-from pagedjax.execution.model_runner import InFlightStep, ModelRunner, StepResult
+from pagedjax.execution.in_flight import InFlightStep, StepResult
+from pagedjax.execution.model_runner import ModelRunner
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
 from pagedjax.iteration_stats import Histogram, IterationStats
@@ -41,6 +42,9 @@ from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.preemption import PreemptionCosts
 from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
+from pagedjax.speculation.load_draft import load_draft
+from pagedjax.speculation.plan import Speculation, SpeculationStep
+from pagedjax.speculation.vocabulary import check_same_vocabulary
 from pagedjax.text.chat import load_chat_template
 from pagedjax.text.structured_output import Grammar
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
@@ -96,7 +100,7 @@ class LLMEngine:
       config: the options.
       params: the model's parameters as a pytree, in place of a checkpoint; needs `model_config`.
       model_config: the model's shape, where it is not read from a checkpoint.
-      loaded, tokenizer: a model and tokenizer that exist already, in place of loading them.
+      loaded, tokenizer, draft: a model, its tokenizer and a draft model that exist already, in place of loading them.
       show_progress: progress bars for loading and compiling, on stderr.
 
     Attributes:
@@ -114,6 +118,7 @@ class LLMEngine:
         model_config: ModelConfig | None = None,
         loaded: LoadedModel | None = None,
         tokenizer: Tokenizer | None = None,
+        draft: LoadedModel | None = None,
         show_progress: bool = False,
     ):
         phases = PhaseTimes()
@@ -129,7 +134,12 @@ class LLMEngine:
         self.model_config = loaded.config
         self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
         phases.end("loading the tokenizer")
-        self._runner = ModelRunner(loaded, self.config, phases=phases, show_progress=show_progress)
+        if draft is None:
+            draft = load_draft(self.config, loaded.config, self.tokenizer)
+            phases.end("loading the draft model")
+        else:
+            check_same_vocabulary(loaded.config, draft.config)
+        self._runner = ModelRunner(loaded, self.config, draft=draft, phases=phases, show_progress=show_progress)
         if platform == "gpu":  # a CPU has nothing left to prepare
             self._runner.warm_up()
             phases.end("warm-up")
@@ -155,6 +165,11 @@ class LLMEngine:
                 token_buckets=self._runner.buckets.tokens,
             ),
         )
+        self._speculation = None
+        if self.config.speculation is not None:
+            self._speculation = Speculation(
+                self.config.speculation, self._runner.num_missing, max_num_read=self._runner.buckets.tokens[-1]
+            )
         self._is_open = True
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
         ledger = self._runner.ledger
@@ -215,6 +230,8 @@ class LLMEngine:
         """
         self._check_open()
         began, waited = time.perf_counter(), self._runner.times.wait
+        if self._speculation is not None:
+            self._speculation.plan(self._scheduler.running)
         output = self._scheduler.schedule(time.monotonic(), self._runner.host.progress())
         for request in output.timed_out:
             self._time_out(request)
@@ -281,6 +298,7 @@ class LLMEngine:
             **self._counts,
             **self._iterations.counters(),
             **device_memory(),
+            **({} if self._speculation is None else self._speculation.stats()),
             "num_compilations_after_ready": self._runner.num_compilations_after_ready,
         }
 
@@ -296,6 +314,14 @@ class LLMEngine:
             cached_block_ids=tuple(self._scheduler.prefix_cache.block_ids()),
             ledger=tuple(self._runner.ledger.rows()),
         )
+
+    def speculation_trace(self, *, clear: bool = False) -> list[SpeculationStep]:
+        """Return what the latest steps proposed and accepted, request by request; empty without speculation.
+
+        Args:
+          clear: begin a new trace.
+        """
+        return [] if self._speculation is None else self._speculation.trace(clear=clear)
 
     def default_params(self) -> SamplingParams:
         """Sampling parameters of a request that names none: the model's own defaults."""
@@ -390,12 +416,21 @@ class LLMEngine:
         items = [item for item in step.sampling if not item.request.is_finished]
         found = [(item, *self._completions[item.request.request_id]) for item in items]
         found = [(item, running, one.grammar) for item, running, one in found if one.grammar is not None]
-        masks = self._input.grammar_compiler.masks([grammar for _, _, grammar in found])
+        grammars = [grammar for _, _, grammar in found]
+        masks = self._input.grammar_compiler.masks(grammars)
+        draft_masks = None
+        if step.drafts is not None:
+            drafts = self._runner.read_drafts(step)
+            draft_masks = self._input.grammar_compiler.masks_along(
+                grammars,
+                [drafts.get(item.row, ()) for item, _, _ in found],
+                num_masks=self._runner.buckets.max_draft_tokens,
+            )
         for item, running, grammar in found:
             if grammar.error is not None:
                 self._fail(item.request, running, grammar.error)
                 self._due[running.new.request_id] = None
-        return self._runner.sample(step, [item for item, _, _ in found], masks)
+        return self._runner.sample(step, [item for item, _, _ in found], masks, draft_masks)
 
     def _fail(self, request: Request, running: RunningRequest, reason: str) -> None:
         running.error = reason
@@ -416,6 +451,8 @@ class LLMEngine:
         is_starved = not self._in_flight or self._in_flight[-1][0].is_ready
         self._in_flight.append((self._runner.dispatch(output), time.perf_counter()))
         self._iterations.note_dispatch(output.scheduled, is_starved=is_starved)
+        if self._speculation is not None:
+            self._speculation.note_dispatch(output)
 
     def _finish(self, step: InFlightStep, dispatched_time: float) -> dict[str, None]:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
@@ -423,13 +460,17 @@ class LLMEngine:
         seconds = self._iterations.note_result(dispatched_time)
         if step.sampling:  # of other steps nothing is read, so nobody waited for them
             plan = step.output
-            self._scheduler.note_step(num_requests=len(plan.scheduled), num_tokens=plan.num_tokens, seconds=seconds)
+            self._scheduler.note_step(
+                num_requests=len(plan.scheduled), num_tokens=plan.num_tokens - plan.num_draft_tokens, seconds=seconds
+            )
+        if self._speculation is not None:
+            self._speculation.note_result(step.output, result.verified, seconds)
         touched: dict[str, None] = {}
         for scored in result.prompt_logprobs:
             known = self._completions.get(scored.request.request_id)
             if known is not None:
                 known[0].push_prompt_logprobs(scored.first_position, list(_scores(scored.arrays)))
-        confirmed = self._scheduler.update(step.output, result.token_ids, result.failed, result.candidates)
+        confirmed = self._scheduler.confirm(step.output, result.token_ids, result.failed, result.candidates)
         for request, token_ids in confirmed:
             running, completion = self._completions[request.request_id]
             self._push(running, completion, token_ids, result)
@@ -443,9 +484,11 @@ class LLMEngine:
         self._counts["generation_tokens"] += len(token_ids)
         scores: list[TokenScores] = [] if request.hypothesis is None else scores_of(request.hypothesis)
         if request.sampling_params.logprobs is not None and result.logprobs is not None and token_ids:
-            scores = [_score_at(result.logprobs, result.logprob_rows[request.request_id])]
+            scores = [_score_at(result.logprobs, next(result.logprob_rows[request.request_id]))]
         if token_ids:
             running.note_tokens(result.read_time)
+            if self._speculation is not None:
+                self._speculation.note_token(request, token_ids[-1])
         matched, grammar = completion.push(token_ids, scores), completion.grammar
         if matched is not None:
             self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED, stop_reason=matched)
@@ -485,6 +528,8 @@ class LLMEngine:
     def _forget(self, request_id: str) -> None:
         for child in self._running[request_id].new.children:
             del self._completions[child.request_id]
+            if self._speculation is not None:
+                self._speculation.forget(child.request_id)
         for completion in self._running.pop(request_id).completions:
             request = completion.request
             if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH):

@@ -97,7 +97,9 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hi
 def _kind(hint: Any) -> tuple[Any, bool]:
     """Return the type of one value, without None, and whether the flag may be repeated."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        (hint,) = [part for part in typing.get_args(hint) if part is not types.NoneType]
+        parts = [part for part in typing.get_args(hint) if part is not types.NoneType]
+        objects = [part for part in parts if typing.get_origin(part) is dict]
+        (hint,) = objects or parts  # what may be a JSON object is one on the command line
     if typing.get_origin(hint) is tuple:
         return typing.get_args(hint)[0], True
     return (dict if typing.get_origin(hint) is dict else hint), False

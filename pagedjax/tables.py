@@ -14,6 +14,7 @@ from typing import Any
 from pagedjax.config import NOT_BUILT, EngineConfig
 from pagedjax.flags import vllm_flags
 from pagedjax.models import MODEL_CLASSES
+from pagedjax.speculation.config import REFUSED_KEYS, SpeculativeConfig
 from servers import protocol
 from servers.app import ROUTES
 from servers.config import ServerConfig
@@ -46,6 +47,16 @@ nothing is ignored in silence.
 | flag | default | |
 |---|---|---|
 {ours}
+
+## Keys of `--speculative-config`
+
+| key | default | |
+|---|---|---|
+{speculation}
+
+| key of vLLM that is refused | |
+|---|---|
+{no_speculation}
 
 ## Flags of vLLM that are refused
 
@@ -88,6 +99,12 @@ def flags_page() -> str:
     return FLAGS_PAGE.format(
         works="\n".join(row for flag, row in rows.items() if flag in works),
         ours="\n".join(row for flag, row in rows.items() if flag not in works),
+        speculation="\n".join(
+            f"| `{field.name}` | {_default(field.default)} | {field.metadata['help']} |"
+            for field in _fields(SpeculativeConfig)
+            if field.name not in REFUSED_KEYS
+        ),
+        no_speculation="\n".join(f"| `{key}` | {reason} |" for key, reason in REFUSED_KEYS.items()),
         refused="\n".join(f"| `{flag}` | {reason} |" for flag, reason in sorted(vllm_flags().refused.items())),
     )
 

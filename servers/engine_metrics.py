@@ -35,6 +35,9 @@ COUNTERS = frozenset(
         "prompt_tokens",
         "prompt_tokens_cached",
         "generation_tokens",
+        "spec_decode_num_drafts",
+        "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens",
         "num_compilations_after_ready",
         "device_busy_seconds",
         "device_starved_iterations",
@@ -49,7 +52,13 @@ OLD_NAMES = {
     "prefix_cache_hits": "gpu_prefix_cache_hits",
 }
 
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"  # one statistic a position, its number at the end
+
 _TEXTS = {
+    "spec_decode_num_drafts": "Times that drafts of a request were verified.",
+    "spec_decode_num_draft_tokens": "Draft tokens that were verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
+    PER_POSITION: "Draft tokens that were accepted, by their position in the draft.",
     "num_block_copies": "KV cache blocks copied because several completions of one prompt go on from them.",
     "num_requests_swapped": "Preempted requests whose blocks are in host memory, or on their way there.",
     "cpu_cache_usage_perc": "Share of the swap space that requests need, 1 is all of it; prefixes take what is left.",
@@ -79,6 +88,8 @@ class EngineMetrics(Collector):
         """Yield one family a statistic and one a distribution."""
         stats = self._engine.stats()
         for name, value in stats.items():
+            if name.startswith(PER_POSITION):
+                continue
             yield self._family(name, name, value)
             if name in OLD_NAMES:
                 yield self._family(name, OLD_NAMES[name], value)
@@ -86,6 +97,8 @@ class EngineMetrics(Collector):
         yield self._prompt_tokens_by_source(
             stats["prompt_tokens"], stats["prompt_tokens_cached"], stats.get("external_prefix_cache_hits", 0)
         )
+        if any(name.startswith(PER_POSITION) for name in stats):
+            yield self._accepted_by_position(stats)
         for name, histogram in self._engine.histograms().items():
             yield histogram_family(name, _text(name), histogram, self._labels)
 
@@ -101,6 +114,13 @@ class EngineMetrics(Collector):
         )
         family.add_metric((*self._labels, "capacity"), num_waiting)
         family.add_metric((*self._labels, "deferred"), 0)  # nothing else holds a request back here
+        return family
+
+    def _accepted_by_position(self, stats: dict[str, float]) -> Metric:
+        family = CounterMetricFamily(f"vllm:{PER_POSITION}", _text(PER_POSITION), labels=(*LABELS, "position"))
+        for name, value in stats.items():
+            if name.startswith(PER_POSITION):
+                family.add_metric((*self._labels, name.removeprefix(f"{PER_POSITION}_")), value)
         return family
 
     def _prompt_tokens_by_source(self, num_tokens: float, num_cached: float, num_from_host: float) -> Metric:

@@ -51,11 +51,15 @@ def continuation(token_ids, count):
 
 
 class FakeModel(CausalLM):
-    """Logit of token v after position p: -|v - next|, circular; NaN where a token equals `poison`."""
+    """Logit of token v after position p: -|v - next|, circular; NaN where a token equals `poison`.
 
-    def __init__(self, *, poison=None):
+    With `errs_every` the most likely token is a wrong one at each position that it divides.
+    """
+
+    def __init__(self, *, poison=None, errs_every=None):
         self.sharpness = nnx.Param(jnp.ones((), jnp.float32))
         self.poison = poison
+        self.errs_every = errs_every
 
     def __call__(self, token_ids, batch, kv_cache):
         (k, v), block_size = kv_cache[0], kv_cache[0][0].shape[2]
@@ -69,6 +73,9 @@ class FakeModel(CausalLM):
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         weights = jnp.where(places[None, :] <= batch.positions[:, None], places[None, :] + 1, 0)
         target = (jnp.int32(7) + (mine * weights).sum(axis=1, dtype=jnp.int32)) % jnp.int32(VOCAB_SIZE)
+        if self.errs_every is not None:
+            is_wrong = batch.positions % self.errs_every == 0
+            target = jnp.where(is_wrong, (target + 5) % VOCAB_SIZE, target)
         distance = jnp.abs(jnp.arange(VOCAB_SIZE, dtype=jnp.int32)[None, :] - target[:, None])
         hidden = -jnp.minimum(distance, VOCAB_SIZE - distance).astype(jnp.float32)  # [T, V]
         if self.poison is not None:
@@ -94,15 +101,21 @@ def byte_tokenizer():
     return Tokenizer(hf)
 
 
-def fake_engine(*, poison=None, **options):
-    """An engine over the fake model: small buckets, so that it is ready within seconds."""
+def fake_engine(*, poison=None, draft_errs_every=None, **options):
+    """An engine over the fake model: small buckets, so that it is ready within seconds.
+
+    A draft model, where the options ask for one, is the same model, save for its errors.
+    """
     defaults = {
         "model": "fake", "max_model_len": 128, "block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 32,
         "num_gpu_blocks_override": 65, "dtype": "float32", "generation_config": "vllm",
     }  # fmt: skip
     config = EngineConfig(**(defaults | options))
     loaded = LoadedModel(FAKE_CONFIG, FakeModel(poison=poison))
-    return LLMEngine(config, loaded=loaded, tokenizer=byte_tokenizer())
+    draft = None
+    if config.speculation is not None and config.speculation.method == "draft_model":
+        draft = LoadedModel(FAKE_CONFIG, FakeModel(errs_every=draft_errs_every))
+    return LLMEngine(config, loaded=loaded, tokenizer=byte_tokenizer(), draft=draft)
 
 
 def run_all(engine, requests):

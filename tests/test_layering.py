@@ -13,7 +13,7 @@ PACKAGES = ("pagedjax", "pallas_kernels", "servers")
 # From the ground up. A module belongs to the layer with its longest matching name.
 LAYERS = (
     ("pagedjax.config", "pagedjax.errors", "pagedjax.outputs", "pagedjax.sampling_params", "pagedjax.device",
-     "pagedjax.structured_outputs"),
+     "pagedjax.structured_outputs", "pagedjax.options", "pagedjax.speculation.config"),
     ("pallas_kernels", "pagedjax.scheduling"),
     ("pagedjax.models", "pagedjax.loading", "pagedjax.text"),
     ("pagedjax.execution", "pagedjax.speculation"),

@@ -60,7 +60,7 @@ def traced_idle_share(
 
     def on_step(output: StepOutput) -> None:
         nonlocal num_decode_steps, is_tracing
-        if output.plan.num_tokens != len(prompts):
+        if output.plan.num_tokens - output.plan.num_draft_tokens != len(prompts):
             return
         num_decode_steps += 1
         if num_decode_steps == first:

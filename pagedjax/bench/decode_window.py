@@ -3,7 +3,8 @@
     all requests added | prompts | window: every step gives each request one token | first finish | ends
                                  ^ every request has its first token               ^
 
-It opens after the step whose plan is the first to be one token of every request: by then all prompts were computed.
+It opens after the step whose plan is the first to be one token of every request, drafts apart: by then all prompts were
+computed. With drafts a step gives several tokens, and TPOT is the time of all steps by the tokens of a request.
 """
 
 from dataclasses import dataclass
@@ -19,13 +20,14 @@ class Decoding:
 
     opened: float  # on perf_counter
     steps: np.ndarray  # [n] from one step's end to the next one's
+    tokens_per_step: float  # of each request; 1 without speculation
     host: float  # scheduling, packing, stop rules, outputs
     dispatch: float  # handing the step to JAX
     wait: float  # for the device
 
     @property
     def tpot(self) -> float:
-        return float(self.steps.mean())
+        return float(self.steps.mean()) / self.tokens_per_step
 
 
 class DecodeWindow:
@@ -36,6 +38,7 @@ class DecodeWindow:
         self._batch_size = batch_size
         self._ends: list[float] = []
         self._busy = 0.0
+        self._has_drafts = False
         self._before: np.ndarray | None = None
         self._after: np.ndarray | None = None
 
@@ -43,10 +46,12 @@ class DecodeWindow:
         """Take in one step, that began and ended at these times on `perf_counter`."""
         if self._after is not None:
             return
+        plan = output.plan
+        self._has_drafts |= plan.num_draft_tokens > 0
         if self._before is not None:
             self._ends.append(ended)
             self._busy += ended - began
-        elif output.plan.num_tokens == len(output.plan.scheduled) == self._batch_size:
+        elif plan.num_tokens - plan.num_draft_tokens == len(plan.scheduled) == self._batch_size:
             self._ends.append(ended)
             self._before = self._counters()
         if self._before is not None and any(one.finished for one in output):
@@ -58,10 +63,12 @@ class DecodeWindow:
         if self._before is None or self._after is None or num_steps < 1:
             return None
         dispatch, wait, num_tokens = self._after - self._before
-        if num_tokens != num_steps * self._batch_size:
+        tokens_per_step = num_tokens / (num_steps * self._batch_size)
+        if not num_tokens or (tokens_per_step != 1 and not self._has_drafts):
             return None
         host = self._busy - dispatch - wait
-        return Decoding(self._ends[0], np.diff(self._ends), host / num_steps, dispatch / num_steps, wait / num_steps)
+        per_step = (seconds / num_steps for seconds in (host, dispatch, wait))
+        return Decoding(self._ends[0], np.diff(self._ends), tokens_per_step, *per_step)
 
     def _counters(self) -> np.ndarray:
         times = self._engine.host_times

@@ -23,6 +23,7 @@ from pagedjax.bench.engine import (
     start_engine,
 )
 from pagedjax.bench.result_file import check_writable, write_json
+from pagedjax.bench.speculation import speculation_figures
 from pagedjax.config import check_range, option
 from pagedjax.engine import LLMEngine
 from pagedjax.errors import ConfigError
@@ -97,6 +98,7 @@ def measure(engine: LLMEngine, flags: LatencyFlags, sampling: BenchSampling, bat
     result |= {
         name: engine.stats()[name] - before[name] for name in ("num_preemptions", "num_compilations_after_ready")
     }
+    result |= speculation_figures(before, engine.stats())
     if flags.trace is not None:
         result["device_idle_share"] = traced_idle_share(
             engine, prompts(), params, Path(flags.trace) / f"batch-{batch_size}"
@@ -132,6 +134,7 @@ def _figures(timings: Sequence[BatchTiming], batch_size: int, flags: LatencyFlag
         "median_step_ms": float(np.median(steps)),
         "p99_step_ms": float(np.percentile(steps, 99)),
         "num_steps": len(steps),
+        "tokens_per_step": float(np.mean([one.tokens_per_step for one in windows])),
         "decode_tokens_per_second": batch_size / float(np.median(tpots)) * 1e3,
         "host_ms": float(np.mean([one.host for one in windows])) * 1e3,
         "dispatch_ms": float(np.mean([one.dispatch for one in windows])) * 1e3,
@@ -166,6 +169,11 @@ def _notes(result: dict[str, Any]) -> list[str]:
         notes.append(
             f"  no TPOT: there was no time in which all {result['batch_size']} requests decoded "
             f"({result['num_preemptions']:.0f} preemptions); ask for longer outputs, or give the KV cache more room"
+        )
+    if "acceptance_rate" in result:
+        notes.append(
+            f"  speculation: {result['tokens_per_step']:.2f} tokens a step of a request, acceptance "
+            f"{result['acceptance_rate']:.3f} of {result['num_draft_tokens']:.0f} drafts"
         )
     if result["num_compilations_after_ready"]:
         notes.append(f"  {result['num_compilations_after_ready']:.0f} compilations while measuring, which is a bug")

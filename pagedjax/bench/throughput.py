@@ -11,6 +11,7 @@ from tqdm import tqdm
 from pagedjax.bench.datasets import DatasetFlags, Sample, load_samples
 from pagedjax.bench.engine import BenchSampling, check_length, describe, header, random_token_ids, start_engine
 from pagedjax.bench.result_file import check_writable, write_json
+from pagedjax.bench.speculation import speculation_figures
 from pagedjax.config import EngineConfig, check_range, option
 from pagedjax.engine import LLMEngine
 from pagedjax.outputs import RequestOutput
@@ -66,7 +67,8 @@ def measure(
     began = perf_counter()
     outputs = _run_all(engine, samples, flags, sampling)
     elapsed = perf_counter() - began
-    stats = {name: value - before[name] for name, value in engine.stats().items()}
+    after = engine.stats()
+    stats = {name: value - before[name] for name, value in after.items()}
     num_steps, dispatch, wait = _host_seconds(engine) - times_before
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     num_output = sum(len(one.token_ids) for output in outputs for one in output.outputs)
@@ -87,11 +89,18 @@ def measure(
         "host_ms": (elapsed - dispatch - wait) / num_steps * 1e3,
         "dispatch_ms": dispatch / num_steps * 1e3,
         "wait_ms": wait / num_steps * 1e3,
+        **speculation_figures(before, after),
     }
 
 
 def report_lines(result: dict[str, Any]) -> list[str]:
-    """Return vLLM's three lines, and one about the iterations."""
+    """Return vLLM's three lines, one about the iterations, and one about speculation where there was some."""
+    drafts = []
+    if "acceptance_rate" in result:
+        drafts.append(
+            f"Speculation: {result['num_draft_tokens']:.0f} draft tokens, acceptance {result['acceptance_rate']:.3f}, "
+            f"{result['acceptance_length']:.2f} tokens a verification"
+        )
     return [
         f"Throughput: {result['requests_per_second']:.2f} requests/s, "
         f"{result['tokens_per_second']:.2f} total tokens/s, "
@@ -101,6 +110,7 @@ def report_lines(result: dict[str, Any]) -> list[str]:
         f"{result['num_iterations']} iterations in {result['elapsed_time']:.2f} s, host {result['host_ms']:.3f} ms and "
         f"dispatch {result['dispatch_ms']:.3f} ms each; {result['num_preemptions']:.0f} preemptions, "
         f"{result['num_cached_tokens']} prompt tokens from the prefix cache",
+        *drafts,
     ]
 
 

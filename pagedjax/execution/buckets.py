@@ -13,6 +13,7 @@ SAMPLE_BUCKETS = {"cpu": (1, 16), "gpu": (8, 64)}  # and max_num_seqs
 # above, its time follows its tokens, padding included.
 DECODE_SIZES = {"cpu": (1, 4, 16, 64, 256, 1024), "gpu": (1, 8, 16, 32, 64, 128, 256, 320, 384, 448, 512)}
 TOKEN_SIZES = {"cpu": (16, 64, 256, 1024, 4096, 16384), "gpu": (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)}
+VERIFY_SIZES = {"cpu": (1, 4, 16, 64, 256), "gpu": (1, 8, 32, 128)}  # of rows, each with all drafts there can be
 IS_FUSED = {"cpu": False, "gpu": True}  # one call a decode step saves a GPU a gap; apart, a CPU compiles half as much
 SCORE_ROWS = 64  # hidden rows scored at once for prompt_logprobs
 
@@ -25,6 +26,7 @@ class StepShape:
     num_tokens: int
     block_size: int
     is_decode: bool  # one query token a row, taken from the device's own last tokens
+    is_verify: bool = False  # a few query tokens a row, each of which attends as if it were a row of its own
 
     @property
     def num_updates(self) -> int:
@@ -62,6 +64,8 @@ class BucketTable:
       is_fused: whether a plain decode step samples in the same call.
       tokens: token buckets of the forward step.
       sample: row buckets of the sampling step.
+      max_draft_tokens: most drafts that a row verifies in one step; 0 without speculation.
+      verify: row buckets of a step of drafts and nothing else.
     """
 
     decode: tuple[int, ...]
@@ -70,9 +74,14 @@ class BucketTable:
     is_fused: bool
     max_num_seqs: int
     block_size: int
+    max_draft_tokens: int = 0
+    verify: tuple[int, ...] = ()
 
     @classmethod
-    def build(cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int, platform: str) -> "BucketTable":
+    def build(
+        cls, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int, platform: str,
+        max_draft_tokens: int = 0,
+    ) -> "BucketTable":  # fmt: skip
         """Choose the buckets for a "cpu" or a "gpu"."""
         return cls(
             decode=sizes_up_to(max_num_seqs, DECODE_SIZES[platform]),
@@ -81,6 +90,8 @@ class BucketTable:
             is_fused=IS_FUSED[platform],
             max_num_seqs=max_num_seqs,
             block_size=block_size,
+            max_draft_tokens=max_draft_tokens,
+            verify=sizes_up_to(max_num_seqs, VERIFY_SIZES[platform]) if max_draft_tokens else (),
         )
 
     def decode_shape(self, num_rows: int) -> StepShape:
@@ -92,6 +103,18 @@ class BucketTable:
         bucket = bucket_for(num_tokens, self.tokens)
         return StepShape(min(bucket, self.max_num_seqs), bucket, self.block_size, is_decode=False)
 
+    def verify_shape(self, num_rows: int, num_tokens: int) -> StepShape:
+        """The shape with the fewest tokens for a step in which every row computes its newest token and drafts."""
+        fitting = [shape for shape in self.verify_shapes if shape.num_rows >= num_rows]
+        return min([*fitting[:1], self.forward_shape(num_tokens)], key=lambda shape: shape.num_tokens)
+
+    @property
+    def verify_shapes(self) -> list[StepShape]:
+        """Every shape for drafts and nothing else; the largest batches go with the other forward steps."""
+        width = 1 + self.max_draft_tokens
+        shapes = [StepShape(n, n * width, self.block_size, is_decode=False, is_verify=True) for n in self.verify]
+        return [shape for shape in shapes if shape.num_tokens <= self.tokens[-1]]
+
     @property
     def decode_shapes(self) -> list[StepShape]:
         """Every shape of a decode step."""
@@ -100,5 +123,5 @@ class BucketTable:
     @property
     def forward_shapes(self) -> list[StepShape]:
         """Every shape of `forward`; decode steps are among them where they are not fused with sampling."""
-        shapes = [self.forward_shape(bucket) for bucket in self.tokens]
+        shapes = [*(self.forward_shape(bucket) for bucket in self.tokens), *self.verify_shapes]
         return shapes if self.is_fused else [*shapes, *self.decode_shapes]

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from pagedjax.execution.mass import Mass, is_less, total
+
 
 class Cut(NamedTuple):
     """Logit and id of the last kept token of each row."""
@@ -46,6 +48,29 @@ def cut_after(logits: Float[Array, "B V"], num: Int[Array, " B"]) -> Cut:
     bits = logits.shape[1].bit_length()
     last = _smallest(bits, num, lambda token_id: _count(is_edge & (token_ids <= token_id[:, None])) >= num_equal)
     return Cut(_from_keys(edge), last.astype(jnp.int32))
+
+
+def cut_by_mass(logits: Float[Array, "B V"], weights: UInt[Array, "B V"], target: Mass) -> Cut:
+    """Keep the tokens whose predecessors weigh less than `target`, which is above 0. Bisects as `cut_after` does."""
+    keys = _ordered_keys(logits)
+    token_ids = jnp.arange(logits.shape[1], dtype=jnp.uint32)[None, :]
+    everything = no_cut(*logits.shape)
+    edge = _smallest(32, everything.token_id, lambda key: is_less(_total_where(keys > key[:, None], weights), target))
+    is_above, is_edge = keys > edge[:, None], keys == edge[:, None]
+
+    def has_target(token_id: UInt[Array, " B"]) -> Bool[Array, " B"]:
+        return ~is_less(_total_where(is_above | (is_edge & (token_ids <= token_id[:, None])), weights), target)
+
+    last = _smallest(logits.shape[1].bit_length(), everything.token_id, has_target)
+    is_all = is_less(total(weights), target)
+    return Cut(
+        jnp.where(is_all, everything.logit, _from_keys(edge)),
+        jnp.where(is_all, everything.token_id, last.astype(jnp.int32)),
+    )
+
+
+def _total_where(mask: Bool[Array, "B V"], weights: UInt[Array, "B V"]) -> Mass:
+    return total(jnp.where(mask, weights, jnp.uint32(0)))
 
 
 def _smallest(

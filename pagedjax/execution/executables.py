@@ -41,40 +41,42 @@ def executable_tasks(
     tasks = []
     for bucket in buckets.tokens:
         hidden = jax.ShapeDtypeStruct((bucket, config.hidden_size), dtype)
-        arguments = (leaves, hidden, _ints(SCORE_ROWS), _ints(SCORE_ROWS))
+        arguments = (leaves, hidden, ints(SCORE_ROWS), ints(SCORE_ROWS))
         tasks.append(Task(f"score {bucket}", jit_with(functions.score), arguments))
     for shape in buckets.forward_shapes:
         run = jit_with(functions.forward, donate=(1, 2), shape=shape)
-        tasks.append(Task(forward_name(shape), run, (leaves, cache, rows, _ints(shape.packed_size)), True))
+        tasks.append(Task(forward_name(shape), run, (leaves, cache, rows, ints(shape.packed_size)), True))
     for shape in buckets.decode_shapes if buckets.is_fused else []:
         for variant in PLAIN_VARIANTS:
             run = jit_with(functions.decode, donate=(1, 2), shape=shape, variant=variant)
-            arguments = (leaves, cache, rows, _ints(shape.packed_size))
+            arguments = (leaves, cache, rows, ints(shape.packed_size))
             tasks.append(Task(f"decode {shape.num_rows} {variant}", run, arguments, True))
     last_hidden = jax.ShapeDtypeStruct((buckets.max_num_seqs, config.hidden_size), dtype)
     for bucket in buckets.sample:
         for variant in (*PLAIN_VARIANTS, *WIDE_VARIANTS):
             run = jit_with(functions.sample, donate=(1, 2), variant=variant)
-            arguments = (leaves, rows, wide if variant in WIDE_VARIANTS else None, last_hidden, _ints(bucket))
+            arguments = (leaves, rows, wide if variant in WIDE_VARIANTS else None, last_hidden, ints(bucket))
             tasks.append(Task(f"sample {bucket} {variant}", run, arguments))
         tasks.append(Task(f"beam {bucket}", jit_with(functions.beam, num_rows=bucket), (leaves, last_hidden)))
-        arguments = (leaves, last_hidden, _ints(bucket, RESULT_COLUMNS))
+        arguments = (leaves, last_hidden, ints(bucket, RESULT_COLUMNS))
         tasks.append(Task(f"logprobs {bucket}", jit_with(functions.logprobs), arguments))
     for bucket in ROW_WRITER_BUCKETS:
-        packed = _ints(bucket, NUM_FIXED + max_blocks)
+        packed = ints(bucket, NUM_FIXED + max_blocks)
         tasks.append(Task(f"write rows {bucket}", jit_with(write_rows, donate=(0,)), (rows, packed)))
         masks = jax.ShapeDtypeStruct((bucket, wide.allowed_mask.shape[1]), jnp.uint32)
         run = jit_with(write_masks, donate=(0,))
-        tasks.append(Task(f"write masks {bucket}", run, (wide, _ints(bucket), masks)))
+        tasks.append(Task(f"write masks {bucket}", run, (wide, ints(bucket), masks)))
     for bucket in COPY_BUCKETS:
-        tasks.append(Task(f"copy blocks {bucket}", jit_with(copy_blocks, donate=(0,)), (cache, _ints(2, bucket))))
+        tasks.append(Task(f"copy blocks {bucket}", jit_with(copy_blocks, donate=(0,)), (cache, ints(2, bucket))))
     run = jit_with(write_sampler_row, donate=(0,))
-    tasks.append(Task("write sampler row", run, (wide, _ints(), neutral)))
+    tasks.append(Task("write sampler row", run, (wide, ints(), neutral)))
     return tasks
 
 
 def forward_name(shape: StepShape) -> str:
     """Name the forward executable of a shape."""
+    if shape.is_verify:
+        return f"forward {shape.num_rows} rows of drafts"
     return f"forward {shape.num_rows} rows" if shape.is_decode else f"forward {shape.num_tokens} tokens"
 
 
@@ -86,7 +88,8 @@ def temporary_bytes(tasks: list[Task], executables: dict[str, jax.stages.Compile
     return sum(largest.values())
 
 
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+def ints(*shape: int) -> jax.ShapeDtypeStruct:
+    """Return the shape of an int32 array."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 

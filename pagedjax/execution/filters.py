@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
-from pagedjax.execution.cut import Cut, cut_after, is_before, is_kept, no_cut
+from pagedjax.execution.cut import Cut, cut_after, cut_by_mass, is_before, is_kept, no_cut
 from pagedjax.execution.draw import Draw, best_token, scores, shifted_logits
 from pagedjax.execution.mass import Mass, is_less, share, sums_before, token_weights, total, whole
 from pagedjax.execution.portable_math import log
@@ -83,11 +83,23 @@ def draw_from_candidates(
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """Return the best kept candidate, and whether no token beyond the candidates is kept."""
     token_ids, logits = candidates
+    kept, is_settled = _keep_candidates(draw, filters, target, candidates)
+    return best_token(scores(draw, logits, token_ids), token_ids, kept), is_settled
+
+
+def kept_weights(
+    draw: Draw, filters: Filters, target: Mass, candidates: Candidates, logits: Float[Array, "B V"]
+) -> UInt[Array, "B V"]:
+    """Return the weights of the kept tokens, 0 for all others."""
+    token_ids = all_token_ids(logits)
     weights = _weights(draw, filters, logits, token_ids)
-    before = whole(sums_before(weights))  # 63 * 2^26 fit 32 bits
-    kept = _passes(draw, filters, logits, token_ids) & is_less(before, Mass(*(word[:, None] for word in target)))
-    token = best_token(scores(draw, logits, token_ids), token_ids, kept)
-    return token, ~kept[:, -1] | (filters.top_k <= NUM_CANDIDATES)
+    kept, is_settled = _keep_candidates(draw, filters, target, candidates)
+    last = jnp.clip(jnp.sum(kept, axis=1, dtype=jnp.int32) - 1, 0)[:, None]  # the kept ones come first
+    last_id, edge = (jnp.take_along_axis(values, last, axis=1)[:, 0] for values in candidates)
+    cut = _choose(is_settled, Cut(edge, last_id), no_cut(*logits.shape))
+    is_open = ~is_settled & (filters.top_p < 1)
+    searched = lax.cond(jnp.any(is_open), lambda: cut_by_mass(logits, weights, target), lambda: cut)
+    return jnp.where(is_kept(logits, token_ids, _choose(is_open, searched, cut)), weights, jnp.uint32(0))
 
 
 def draw_by_rejection(
@@ -111,6 +123,16 @@ def draw_by_rejection(
 
     state = (jnp.zeros_like(filters.top_k), no_cut(*logits.shape), is_open)
     return lax.while_loop(lambda state: jnp.any(state[2]), try_best, state)[0]
+
+
+def _keep_candidates(
+    draw: Draw, filters: Filters, target: Mass, candidates: Candidates
+) -> tuple[Bool[Array, "B C"], Bool[Array, " B"]]:
+    """Return which candidates are kept, and whether no token beyond them is."""
+    token_ids, logits = candidates
+    before = whole(sums_before(_weights(draw, filters, logits, token_ids)))  # 63 * 2^26 fit 32 bits
+    kept = _passes(draw, filters, logits, token_ids) & is_less(before, Mass(*(word[:, None] for word in target)))
+    return kept, ~kept[:, -1] | (filters.top_k <= NUM_CANDIDATES)
 
 
 def _passes(

@@ -16,14 +16,23 @@ KEY_PARITY = 0x1BD11BDA
 
 
 def gumbel_noise(
-    seeds: UInt[Array, "B 2"], positions: Int[Array, " B"], token_ids: Int[Array, "B K"]
+    seeds: UInt[Array, "B 2"], positions: Int[Array, " B"], token_ids: Int[Array, "B K"], *, stream: int = 0
 ) -> Float[Array, "B K"]:
-    """Return standard Gumbel noise for each of `token_ids` in the draw at `positions`: finite, in [-3.2, 22.2]."""
+    """Return standard Gumbel noise for each of `token_ids` in the draw at `positions`: finite, in [-3.2, 22.2].
+
+    Each `stream` is independent of the others; 0 is the one that tokens are sampled with.
+    """
+    return -log(exponential_variate(random_bits(seeds, positions, token_ids, stream=stream)))  # [B, K]
+
+
+def random_bits(
+    seeds: UInt[Array, "B 2"], positions: Int[Array, " B"], counters: Int[Array, "B K"], *, stream: int
+) -> UInt[Array, "B K"]:
+    """Return 32 random bits for each counter."""
     zeros = jnp.zeros_like(positions, dtype=jnp.uint32)
     key = threefry_2x32(seeds[:, 0], seeds[:, 1], positions.astype(jnp.uint32), zeros)
-    key_low, key_high = (jnp.broadcast_to(word[:, None], token_ids.shape) for word in key)
-    bits, _ = threefry_2x32(key_low, key_high, token_ids.astype(jnp.uint32), jnp.zeros_like(key_low))
-    return -log(exponential_variate(bits))  # [B, K]
+    key_low, key_high = (jnp.broadcast_to(word[:, None], counters.shape) for word in key)
+    return threefry_2x32(key_low, key_high, counters.astype(jnp.uint32), jnp.full_like(key_low, stream))[0]
 
 
 def seed_words(seed: int) -> tuple[int, int]:

@@ -51,11 +51,13 @@ class Ledger:
 
     budget: int  # what the engine may use in all
     weights: int
+    draft_weights: int  # of a draft model, whose K and V are in the blocks too
     request_state: int
     temporaries: int  # the largest step's and the largest sampler's
     margin: int
     foreign: int  # live arrays that are not ours
     block: int  # bytes of one block
+    draft_block: int  # bytes of one block of the draft model's
     num_blocks: int
     block_size: int
     max_model_len: int
@@ -76,13 +78,16 @@ class Ledger:
         return [
             ("memory the engine may use", self.budget),
             ("weights", self.weights),
+            *([("weights of the draft model", self.draft_weights)] if self.draft_weights else []),
             ("request state", self.request_state),
             ("temporaries of the largest step and sampler", self.temporaries),
             *([("staging for swapped blocks", self.swap_staging)] if self.swap_staging else []),
             ("margin", self.margin),
             ("other arrays in this process", self.foreign),
             (f"KV cache, {self.num_blocks} blocks of {self.block} bytes", self.num_blocks * self.block),
-        ]
+            *([(f"KV cache of the draft model, {self.draft_block} bytes a block", self.num_blocks * self.draft_block)]
+              if self.draft_block else []),
+        ]  # fmt: skip
 
     def lines(self) -> list[str]:
         """The table printed at start, with the two lines operators look for."""
@@ -107,7 +112,8 @@ class Ledger:
 
 def plan(
     config: EngineConfig, model: ModelConfig, *, dtype: jnp.dtype, max_model_len: int,
-    weights: int, request_state: int, temporaries: int, swap_staging: int = 0,
+    weights: int, request_state: int, temporaries: int, swap_staging: int = 0, draft_weights: int = 0,
+    draft_block: int = 0,
 ) -> Ledger:  # fmt: skip
     """Decide num_blocks, and max_model_len where it is AUTO.
 
@@ -116,22 +122,23 @@ def plan(
     """
     device = jax.local_devices()[0]
     one_block = block_bytes(model, block_size=config.block_size, dtype=dtype)
-    budget, foreign, margin = _budget(config, device, weights + request_state)
-    room = budget - weights - request_state - temporaries - swap_staging - margin - foreign
+    budget, foreign, margin = _budget(config, device, weights + draft_weights + request_state)
+    room = budget - weights - draft_weights - request_state - temporaries - swap_staging - margin - foreign
     if config.kv_cache_memory_bytes is not None or device.platform == "cpu":
         room = config.kv_cache_memory_bytes or CPU_KV_CACHE_BYTES
-        budget = weights + request_state + temporaries + swap_staging + room
+        budget = weights + draft_weights + request_state + temporaries + swap_staging + room
         margin = foreign = 0
-    num_blocks = config.num_gpu_blocks_override or _coarse(max(room, 0) // one_block)
+    num_blocks = config.num_gpu_blocks_override or _coarse(max(room, 0) // (one_block + draft_block))
     if max_model_len == AUTO:
         num_tokens = (num_blocks - 1) // config.auto_concurrency * config.block_size
         max_model_len = min(max(num_tokens, config.block_size), model.max_position_embeddings)
     blocks_per_request = -(-max_model_len // config.block_size)
     useful = config.max_num_seqs * blocks_per_request + 1
     ledger = Ledger(
-        budget=budget, weights=weights, request_state=request_state, temporaries=temporaries, margin=margin,
-        foreign=foreign, block=one_block, num_blocks=min(num_blocks, useful), block_size=config.block_size,
-        max_model_len=max_model_len, device=device.platform, swap_staging=swap_staging,
+        budget=budget, weights=weights, draft_weights=draft_weights, request_state=request_state,
+        temporaries=temporaries, margin=margin, foreign=foreign, block=one_block, draft_block=draft_block,
+        num_blocks=min(num_blocks, useful), block_size=config.block_size, max_model_len=max_model_len,
+        device=device.platform, swap_staging=swap_staging,
     )  # fmt: skip
     if ledger.max_concurrency < 1:
         raise ConfigError(_too_small(config, model, ledger, room))
@@ -140,8 +147,9 @@ def plan(
 
 def not_allocated(ledger: Ledger, reason: str) -> str:
     """Say that the device refuses the pool that the ledger has room for: something else takes memory meanwhile."""
+    size = ledger.num_blocks * (ledger.block + ledger.draft_block)
     return (
-        f"the device refuses a KV cache of {ledger.num_blocks * ledger.block / GIB:.2f} GiB: {reason.splitlines()[0]}; "
+        f"the device refuses a KV cache of {size / GIB:.2f} GiB: {reason.splitlines()[0]}; "
         "lower --gpu-memory-utilization or --kv-cache-memory-bytes, or stop what else uses the device\n"
         + "\n".join(ledger.table())
     )
@@ -179,7 +187,7 @@ def _too_small(config: EngineConfig, model: ModelConfig, ledger: Ledger, room: i
     """Say what is missing, what would fit, and where the memory is."""
     fits = max(0, (ledger.num_blocks - 1) * config.block_size)
     num_needed = -(-ledger.max_model_len // config.block_size) + 1  # with the null block
-    needed = num_needed * ledger.block
+    needed = num_needed * (ledger.block + ledger.draft_block)
     amounts = f"{needed / GIB:.2f} GiB of KV cache, there is room for {max(room, 0) / GIB:.2f} GiB"
     remedies = [f"set --max-model-len to {fits} or less"] if fits else []
     if config.num_gpu_blocks_override:
@@ -192,5 +200,7 @@ def _too_small(config: EngineConfig, model: ModelConfig, ledger: Ledger, room: i
         max_num_seqs = config.max_num_seqs - -(-(needed - room) // bytes_per_seq)
         remedies += [f"set --max-num-seqs to about {max_num_seqs} or less"] if max_num_seqs > 0 else []
         remedies.append("raise --gpu-memory-utilization, lower --max-num-batched-tokens, or use a smaller dtype")
+    if ledger.draft_weights:
+        remedies.append("use a smaller draft model or none (--speculative-config)")
     message = f"one request of max_model_len {ledger.max_model_len} needs {amounts} ({fits} tokens)"
     return "\n".join([f"{message}; {', or '.join(remedies)}", *ledger.table()])

@@ -6,7 +6,8 @@ Numpy in, numpy out. Layout of an array for B rows, U block table updates and T 
     [B, 2B)           its query length, pad 0
     [2B, 2B+3U)       updates: all rows, then all table indices, then all block ids; pad row R
     [2B+3U, ..+T)     token ids of the queries back to back, absent in a decode step;
-                      FROM_ROW stands for the row's own last token, which the host may not have read yet
+                      FROM_ROW stands for the row's own last token, which the host may not have read yet,
+                  FROM_ROW - 1 - i for its draft i
 """
 
 from collections.abc import Sequence
@@ -58,8 +59,8 @@ def _pack_tokens(scheduled: Sequence[ScheduledRequest], tokens: np.ndarray) -> N
     start = 0
     for item in scheduled:
         end = start + item.num_scheduled_tokens
-        known_end = end - 1 if item.samples else end
+        known_end = end - 1 - item.num_draft_tokens if item.samples else end
         known = item.request.all_token_ids[item.context_len : item.context_len + known_end - start]
         tokens[start:known_end] = known
-        tokens[known_end:end] = FROM_ROW
+        tokens[known_end:end] = FROM_ROW - np.arange(end - known_end)
         start = end

@@ -6,7 +6,7 @@ reads step N, so the device never waits for the host. Knows nothing of text, sto
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from pagedjax.execution.executables import (
     temporary_bytes,
 )
 from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks
+from pagedjax.execution.in_flight import HostTimes, InFlightStep, PromptLogprobs, PromptScore, StepResult
 from pagedjax.execution.model_input import is_decode_batch, pack_changes
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import (
@@ -36,82 +37,15 @@ from pagedjax.execution.request_state import (
     neutral_sampler_rows,
 )
 from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
-from pagedjax.execution.step import NUM_BEAM_CANDIDATES, StepFunctions, TokenLogprobs
+from pagedjax.execution.step import NUM_BEAM_CANDIDATES, RESULT_COLUMNS, StepFunctions
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
+from pagedjax.speculation.speculator import Speculator, verified_drafts
 from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
-
-
-@dataclass(frozen=True)
-class PromptScore:
-    """Prompt log probabilities under way: `count` entries for positions from `first_position` on."""
-
-    request: Request
-    first_position: int
-    count: int
-    logprobs: TokenLogprobs
-
-
-@dataclass(frozen=True)
-class InFlightStep:
-    """A dispatched step: who is in it, and the device arrays to read.
-
-    A step with a row under a grammar is dispatched in two parts: `ModelRunner.sample` brings the second.
-    """
-
-    output: SchedulerOutput
-    sampling: list[ScheduledRequest]  # in the order of the result's rows
-    result: jax.Array | None  # [B, RESULT_COLUMNS], None when no row samples
-    logprobs: TokenLogprobs | None
-    scores: list[PromptScore]
-    beams: jax.Array | None = None  # [B, 2 * NUM_BEAM_CANDIDATES], None when no row belongs to a beam search
-    last_hidden: jax.Array | None = None  # [max_num_seqs, D] while sampling waits for the rows' masks
-
-    @property
-    def awaits_masks(self) -> bool:
-        return self.last_hidden is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the device has computed it; of a step that samples nothing this cannot be told, and is False."""
-        array = self.beams if self.result is None else self.result
-        return array is not None and array.is_ready()  # pyright: ignore[reportAttributeAccessIssue]  untyped
-
-
-@dataclass(frozen=True)
-class PromptLogprobs:
-    """Scored prompt tokens of one request, positions [first_position, first_position + len(logprob))."""
-
-    request: Request
-    first_position: int
-    arrays: TokenLogprobs  # numpy
-
-
-@dataclass
-class StepResult:
-    """What one step produced, on the host."""
-
-    token_ids: dict[str, list[int]] = field(default_factory=dict)
-    candidates: dict[str, Candidates] = field(default_factory=dict)  # of beams, which sample nothing
-    failed: set[str] = field(default_factory=set)  # logits were not finite
-    read_time: float = 0.0  # on time.monotonic(), when the arrays had come
-    logprob_rows: dict[str, int] = field(default_factory=dict)
-    logprobs: TokenLogprobs | None = None  # numpy, indexed by logprob_rows
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-
-
-@dataclass
-class HostTimes:
-    """Seconds of host work, summed over `num_steps` iterations."""
-
-    num_steps: int = 0
-    pack: float = 0.0
-    dispatch: float = 0.0
-    wait: float = 0.0
 
 
 class ModelRunner:
@@ -122,16 +56,20 @@ class ModelRunner:
         loaded: LoadedModel,
         config: EngineConfig,
         *,
+        draft: LoadedModel | None = None,
         phases: PhaseTimes | None = None,
         show_progress: bool = False,
     ):
         assert config.max_model_len is not None, "the engine resolves it"
         assert config.max_num_batched_tokens is not None, "the engine resolves it"
         self._cache_directory = enable_cache(config.compilation_cache_dir)
+        speculative = config.speculation
         self.times = HostTimes()
         self._compilations = CompilationCounter()
         self._config = config
         self._vocab_size = loaded.config.vocab_size
+        self._draft = draft
+        self._hidden_size = loaded.config.hidden_size
         self._dtype = resolve_dtype(config.dtype, loaded.config)
         one_block = kv_cache.block_bytes(loaded.config, block_size=config.block_size, dtype=self._dtype)
         self._host_plan = HostPlan.build(config, one_block)
@@ -141,10 +79,17 @@ class ModelRunner:
             max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=config.block_size,
             platform=jax.default_backend(),
+            max_draft_tokens=speculative.num_speculative_tokens if speculative else 0,
         )
         self._wide = neutral_sampler_rows(config.max_num_seqs, self._vocab_size)
         self._max_blocks = -(-self._longest(loaded) // config.block_size)
-        self._rows = empty_rows(config.max_num_seqs, self._max_blocks)
+        self._rows = empty_rows(config.max_num_seqs, self._max_blocks, max_draft_tokens=self.buckets.max_draft_tokens)
+        self._speculator = None
+        if speculative is not None:
+            self._speculator = Speculator(
+                speculative, self.buckets, draft, max_model_len=self._max_blocks * config.block_size,
+                vocab_size=self._vocab_size, max_logprobs=config.max_logprobs, dtype=self._dtype,
+            )  # fmt: skip
         self._dirty_rows: set[int] = set()  # wide rows that are not neutral
         self._neutral = neutral_sampler_row(self._vocab_size)
         self._build(loaded, phases or PhaseTimes(), show_progress)
@@ -162,6 +107,8 @@ class ModelRunner:
         """Start the copies that come before a step; none of them is waited for."""
         num_compilations = self._compilations.count
         self._kv_cache = self.host.carry_out(self._kv_cache, copies)
+        if self._speculator is not None:
+            self._speculator.note_copies(copies)
         self.num_compilations_after_ready += self._compilations.count - num_compilations
 
     def dispatch(self, output: SchedulerOutput) -> InFlightStep:
@@ -169,6 +116,9 @@ class ModelRunner:
         began, num_compilations = time.perf_counter(), self._compilations.count
         self._fork_blocks(output.forked_blocks)
         self._admit([item for item in output.scheduled if item.is_new_row])
+        drafts = None
+        if self._speculator is not None:
+            self._rows, drafts = self._speculator.propose(self._rows, output.scheduled)
         batch = sorted(output.scheduled, key=lambda item: not item.samples)  # stable: sampling rows first
         sampling = [item for item in batch if item.samples]
         has_beams = any(item.request.is_beam for item in sampling)
@@ -181,10 +131,11 @@ class ModelRunner:
         if is_plain and self.buckets.is_fused:
             step = InFlightStep(output, sampling, self._decode(batch, variant, began), None, [])
         else:
-            last_hidden, scores = self._forward(batch, began)
+            last_hidden, picked, scores = self._forward(batch, began)
             beams = self._run_beams(last_hidden, len(sampling)) if has_beams else None
             is_left = sampling and not all(item.request.is_beam for item in sampling)
-            step = InFlightStep(output, sampling, None, None, scores, beams, last_hidden if is_left else None)
+            left = (last_hidden if picked is None else picked) if is_left else None
+            step = InFlightStep(output, sampling, None, None, scores, beams, left, drafts)
             if is_left and not (variant in WIDE_VARIANTS and any(map(_is_under_grammar, sampling))):
                 step = self._sample(step, variant)
         _start_copies(step)
@@ -192,12 +143,21 @@ class ModelRunner:
         self.num_compilations_after_ready += self._compilations.count - num_compilations
         return step
 
-    def sample(self, step: InFlightStep, items: Sequence[ScheduledRequest], masks: np.ndarray) -> InFlightStep:
+    def sample(
+        self,
+        step: InFlightStep,
+        items: Sequence[ScheduledRequest],
+        masks: np.ndarray,
+        draft_masks: np.ndarray | None = None,
+    ) -> InFlightStep:
         """Start the second part of a step that awaits masks: `items[i]` may sample the tokens of `masks[i]`.
 
-        `masks` is [n, ceil(V / 32)] uint32. Nothing may be dispatched between the two parts.
+        `masks` is [n, ceil(V / 32)] uint32, `draft_masks` [n, K, ceil(V / 32)] for the tokens after its drafts. Nothing
+        may be dispatched between the two parts.
         """
         num_compilations = self._compilations.count
+        if draft_masks is not None and self._speculator is not None:
+            self._speculator.write_masks(items, self._allowed(items, draft_masks))
         for start in range(0, len(items), ROW_WRITER_BUCKETS[-1]):
             self._write_masks(items[start : start + ROW_WRITER_BUCKETS[-1]], masks[start:])
         params = (item.request.sampling_params for item in step.sampling if not item.request.is_beam)
@@ -206,20 +166,34 @@ class ModelRunner:
         self.num_compilations_after_ready += self._compilations.count - num_compilations
         return step
 
+    def num_missing(self, request: Request) -> int:
+        """Tokens of a running request that a draft model has to read before it can draft for it."""
+        return 0 if self._speculator is None else self._speculator.num_missing(request)
+
+    def read_drafts(self, step: InFlightStep) -> dict[int, list[int]]:
+        """Wait for the drafts that a dispatched step verifies, by row; -1 and all after it are none."""
+        drafting = [item for item in step.output.scheduled if item.num_draft_tokens]
+        drafts = np.asarray(step.drafts)
+        return {item.row: drafts[i, : item.num_draft_tokens].tolist() for i, item in enumerate(drafting)}
+
     def read(self, step: InFlightStep) -> StepResult:
         """Wait for a step's arrays and hand them over by request."""
         began = time.perf_counter()
         result = StepResult()
         if step.result is not None:
-            table = np.asarray(step.result).tolist()
-            for row, (item, (token_id, _, is_finite)) in enumerate(zip(step.sampling, table, strict=False)):
+            table = np.asarray(step.result)
+            width = (table.shape[1] - RESULT_COLUMNS) // 2 + 1
+            for row, (item, values) in enumerate(zip(step.sampling, table.tolist(), strict=False)):
                 if item.request.is_beam:
                     continue
                 request_id = item.request.request_id
-                result.token_ids[request_id] = [token_id]
-                result.logprob_rows[request_id] = row
-                if not is_finite:
+                result.token_ids[request_id] = values[: values[-2]]
+                if step.logprobs is not None:
+                    result.logprob_rows[request_id] = iter(range(row * width, (row + 1) * width))
+                if not values[-1]:
                     result.failed.add(request_id)
+                if item.num_draft_tokens:
+                    result.verified.append(verified_drafts(item, values))
         if step.beams is not None:
             self._read_beams(step.sampling, np.asarray(step.beams), result)
         if step.logprobs is not None:
@@ -248,7 +222,7 @@ class ModelRunner:
         wait for. The engine calls this before it takes any.
         """
         no_rows = self._config.max_num_seqs
-        last_hidden = [self._warm_up_forward(shape) for shape in self.buckets.forward_shapes][-1]
+        hidden, last_hidden = [self._warm_up_forward(shape) for shape in self.buckets.forward_shapes][-1]
         for shape in self.buckets.decode_shapes if self.buckets.is_fused else []:
             packed = pack_changes([], shape, max_num_seqs=no_rows)
             for variant in PLAIN_VARIANTS:
@@ -269,20 +243,24 @@ class ModelRunner:
         for bucket in COPY_BUCKETS:
             self._run_copies(pack_copies([], bucket, num_blocks=self.num_blocks))
         self._write_wide(no_rows, self._neutral)
+        if self._speculator is not None:
+            self._rows, self._wide = self._speculator.warm_up(self._leaves, self._rows, self._wide, hidden)
         jax.block_until_ready((self._kv_cache, self._rows, self._wide))
 
-    def _warm_up_forward(self, shape: StepShape) -> jax.Array:
+    def _warm_up_forward(self, shape: StepShape) -> tuple[jax.Array, jax.Array]:
         packed = pack_changes([], shape, max_num_seqs=self._config.max_num_seqs)
         run = self._executables[forward_name(shape)]
         self._kv_cache, self._rows, hidden, last_hidden = run(self._leaves, self._kv_cache, self._rows, packed)
-        if not shape.is_decode:
+        if not (shape.is_decode or shape.is_verify):
             index = np.zeros(SCORE_ROWS, np.int32)
             self._executables[f"score {shape.num_tokens}"](self._leaves, hidden, index, index)
-        return last_hidden
+        if self._speculator is not None:
+            self._speculator.pick(hidden, [])
+        return hidden, last_hidden
 
     def close(self) -> None:
         """Free the device arrays now rather than when the last reference goes."""
-        for array in jax.tree.leaves((self._kv_cache, self._rows, self._wide)):
+        for array in jax.tree.leaves((self._kv_cache, self._rows, self._wide, self._speculation_arrays)):
             array.delete()
         self.host.close()
         self._leaves = ()
@@ -296,17 +274,29 @@ class ModelRunner:
         self.times.dispatch += time.perf_counter() - dispatched
         return result
 
-    def _forward(self, batch: list[ScheduledRequest], began: float) -> tuple[jax.Array, list[PromptScore]]:
-        shape = self.buckets.forward_shape(sum(item.num_scheduled_tokens for item in batch))
-        if is_decode_batch(batch) and not self.buckets.is_fused:
-            shape = self.buckets.decode_shape(len(batch))
+    def _forward(
+        self, batch: list[ScheduledRequest], began: float
+    ) -> tuple[jax.Array, jax.Array | None, list[PromptScore]]:
+        """Run the model; return last hidden states, those that are sampled after if there are drafts, and scores."""
+        shape = self._forward_shape(batch)
         packed = pack_changes(batch, shape, max_num_seqs=self._config.max_num_seqs)
         forward = self._executables[forward_name(shape)]
         dispatched = self._note_packed(began)
         self._kv_cache, self._rows, hidden, last_hidden = forward(self._leaves, self._kv_cache, self._rows, packed)
-        scores = list(self._score(batch, hidden))
+        scores, picked = list(self._score(batch, hidden)), None
+        if self._speculator is not None and any(item.num_draft_tokens for item in batch):
+            picked = self._speculator.pick(hidden, batch)
         self.times.dispatch += time.perf_counter() - dispatched
-        return last_hidden, scores
+        return last_hidden, picked, scores
+
+    def _forward_shape(self, batch: list[ScheduledRequest]) -> StepShape:
+        num_tokens = sum(item.num_scheduled_tokens for item in batch)
+        if is_decode_batch(batch) and not self.buckets.is_fused:
+            return self.buckets.decode_shape(len(batch))
+        is_verify = all(item.samples and item.num_scheduled_tokens == 1 + item.num_draft_tokens for item in batch)
+        if is_verify and num_tokens > len(batch):
+            return self.buckets.verify_shape(len(batch), num_tokens)
+        return self.buckets.forward_shape(num_tokens)
 
     def _run_beams(self, last_hidden: jax.Array, num_rows: int) -> jax.Array:
         return self._executables[f"beam {bucket_for(num_rows, self.buckets.sample)}"](self._leaves, last_hidden)
@@ -314,6 +304,12 @@ class ModelRunner:
     def _sample(self, step: InFlightStep, variant: str) -> InFlightStep:
         began, sampling, last_hidden = time.perf_counter(), step.sampling, step.last_hidden
         assert last_hidden is not None, "a step samples once"
+        if step.output.num_draft_tokens and self._speculator is not None:
+            self._rows, self._wide, result, logprobs = self._speculator.verify(
+                self._leaves, self._rows, self._wide, last_hidden, sampling
+            )
+            self.times.dispatch += time.perf_counter() - began
+            return replace(step, result=result, logprobs=logprobs, last_hidden=None)
         bucket = bucket_for(len(sampling), self.buckets.sample)
         rows = np.full(bucket, self._config.max_num_seqs, np.int32)
         rows[: len(sampling)] = [item.row for item in sampling]
@@ -328,12 +324,19 @@ class ModelRunner:
         began, bucket = time.perf_counter(), bucket_for(len(items), ROW_WRITER_BUCKETS)
         rows = np.full(bucket, self._config.max_num_seqs, np.int32)
         padded = np.zeros((bucket, masks.shape[1]), np.uint32)
-        for i, (item, mask) in enumerate(zip(items, masks, strict=False)):
-            allowed = item.request.sampling_params.allowed_token_ids
-            rows[i], padded[i] = item.row, mask if allowed is None else mask & bit_mask(allowed, self._vocab_size)
+        rows[: len(items)] = [item.row for item in items]
+        padded[: len(items)] = self._allowed(items, masks[: len(items)])
         dispatched = self._note_packed(began)
         self._wide = self._executables[f"write masks {bucket}"](self._wide, rows, padded)
         self.times.dispatch += time.perf_counter() - dispatched
+
+    def _allowed(self, items: Sequence[ScheduledRequest], masks: np.ndarray) -> np.ndarray:
+        """Take from each item's masks what its allowed_token_ids rule out."""
+        for item, mask in zip(items, masks, strict=True):
+            allowed = item.request.sampling_params.allowed_token_ids
+            if allowed is not None:
+                mask &= bit_mask(allowed, self._vocab_size)
+        return masks
 
     def _run_sample(self, variant: str, last_hidden: jax.Array, rows: np.ndarray) -> jax.Array:
         wide = self._wide if variant in WIDE_VARIANTS else None
@@ -396,7 +399,7 @@ class ModelRunner:
         """Size the pool, allocate it and compile every executable."""
         dtype = self._dtype
         config = self._config
-        request_state = _num_bytes(jax.tree.leaves((self._rows, self._wide)))
+        request_state = _num_bytes(jax.tree.leaves((self._rows, self._wide, self._speculation_arrays)))
         planned = self._plan(loaded, request_state, kv_cache.estimate_temporaries(config, loaded.config, dtype))
         while True:
             functions = StepFunctions(
@@ -408,6 +411,11 @@ class ModelRunner:
                 functions, self.buckets, loaded.config, dtype=dtype, num_blocks=planned.num_blocks,
                 max_blocks=self._max_blocks, state=shapes_of((self._rows, self._wide, self._neutral)),
             )  # fmt: skip
+            if self._speculator is not None:
+                tasks += self._speculator.tasks(
+                    functions, num_blocks=planned.num_blocks, hidden_size=self._hidden_size, dtype=dtype,
+                    state=shapes_of(self._rows), wide=shapes_of(self._wide),
+                )  # fmt: skip
             pool = kv_cache.shapes(
                 loaded.config, num_blocks=planned.num_blocks, block_size=config.block_size, dtype=dtype
             )
@@ -425,7 +433,9 @@ class ModelRunner:
             self._kv_cache = kv_cache.allocate(
                 loaded.config, num_blocks=ledger.num_blocks, block_size=config.block_size, dtype=dtype
             )
-            jax.block_until_ready(self._kv_cache)
+            if self._speculator is not None:
+                self._speculator.allocate(ledger.num_blocks, self._executables)
+            jax.block_until_ready((self._kv_cache, self._speculation_arrays))
         except jax.errors.JaxRuntimeError as error:
             raise ConfigError(kv_cache.not_allocated(ledger, str(error))) from error
         phases.end("pool allocation")
@@ -440,7 +450,14 @@ class ModelRunner:
         is_ours = kind.__module__.startswith("pagedjax.")
         if self._cache_directory is None or jax.default_backend() not in executable_cache.PLATFORMS or not is_ours:
             return None
-        return ExecutableCache(self._cache_directory, [kind, loaded.config, functions, self.kernel_lines])
+        parts: list[object] = [kind, loaded.config, functions, self.kernel_lines]
+        if self._draft is not None:
+            parts += [type(self._draft.model), self._draft.config]
+        return ExecutableCache(self._cache_directory, [*parts, self._config.speculation])
+
+    @property
+    def _speculation_arrays(self) -> list[jax.Array]:
+        return [] if self._speculator is None else self._speculator.arrays
 
     def _longest(self, loaded: LoadedModel) -> int:
         """The longest request that block tables must hold; where it is AUTO, compiling can only lower it."""
@@ -454,8 +471,17 @@ class ModelRunner:
         return kv_cache.plan(
             self._config, loaded.config, dtype=self._dtype, max_model_len=self._config.max_model_len or 0,
             weights=_num_bytes(jax.tree.leaves(nnx.state(loaded.model))), request_state=request_state,
-            temporaries=temporaries, swap_staging=self._host_plan.staging_bytes,
+            temporaries=temporaries, swap_staging=self._host_plan.staging_bytes, **self._draft_bytes(),
         )  # fmt: skip
+
+    def _draft_bytes(self) -> dict[str, int]:
+        """What a draft model adds to the ledger."""
+        if self._draft is None:
+            return {}
+        block = kv_cache.block_bytes(self._draft.config, block_size=self._config.block_size, dtype=self._dtype)
+        return {
+            "draft_weights": _num_bytes(jax.tree.leaves(nnx.state(self._draft.model))), "draft_block": block,
+        }  # fmt: skip
 
 
 def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[str]:
@@ -483,7 +509,7 @@ def _is_under_grammar(item: ScheduledRequest) -> bool:
 
 
 def _start_copies(step: InFlightStep) -> None:
-    for array in (step.result, step.beams, *jax.tree.leaves(step.logprobs)):
+    for array in (step.result, step.beams, step.drafts, *jax.tree.leaves(step.logprobs)):
         if array is not None:
             array.copy_to_host_async()
 

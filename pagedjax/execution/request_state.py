@@ -36,6 +36,7 @@ class RowState:
     block_tables: Int[Array, "R M"]
     floats: Float[Array, "R 6"]  # in the order of FLOATS
     ints: Int[Array, "R 4"]  # in the order of INTS
+    drafts: Int[Array, "R K"] | None = None  # guesses at the tokens after the newest, -1 for none; None: no speculation
 
 
 @jax.tree_util.register_dataclass
@@ -56,14 +57,15 @@ class SamplerState:
     recent_token_ids: Int[AnyArray, "R Z"]  # newest output tokens, newest last, -1 before the first
 
 
-def empty_rows(num_rows: int, max_blocks: int) -> RowState:
-    """All-zero rows."""
+def empty_rows(num_rows: int, max_blocks: int, *, max_draft_tokens: int = 0) -> RowState:
+    """All-zero rows, without drafts."""
     return RowState(
         context_lens=jnp.zeros(num_rows, jnp.int32),
         last_token_ids=jnp.zeros(num_rows, jnp.int32),
         block_tables=jnp.zeros((num_rows, max_blocks), jnp.int32),
         floats=jnp.zeros((num_rows, len(FLOATS)), jnp.float32),
         ints=jnp.zeros((num_rows, len(INTS)), jnp.int32),
+        drafts=jnp.full((num_rows, max_draft_tokens), -1, jnp.int32) if max_draft_tokens else None,
     )
 
 
@@ -101,6 +103,7 @@ def write_rows(state: RowState, packed: Int[Array, "n C"]) -> RowState:
         block_tables=put(state.block_tables, packed[:, NUM_FIXED:]),
         floats=put(state.floats, floats),
         ints=put(state.ints, packed[:, after_floats:NUM_FIXED]),
+        drafts=state.drafts,  # proposed anew before anybody reads them
     )
 
 

@@ -7,7 +7,7 @@ depends neither on the batch, its padding, nor on the variant that runs.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -74,9 +74,21 @@ def _checked(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
     return jnp.where(logits < jnp.inf, logits, jnp.inf)
 
 
-def _sample_filtered(
+class FilteredRows(NamedTuple):
+    """Rows after edits and filters: a token is kept if `filters` pass it and the mass before it is below `target`."""
+
+    logits: Float[Array, "B V"]
+    candidates: Candidates
+    draw: Draw
+    filters: Filters
+    target: Mass
+    is_valid: Bool[Array, " B"]
+
+
+def filter_rows(
     logits: Float[Array, "B V"], positions: Int[Array, " B"], rows: SamplingRows, *, has_wide_rows: bool
-) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+) -> FilteredRows:
+    """Edit the logits, free of NaN, and decide which tokens are kept; `has_wide_rows` as for the variant "full"."""
     is_valid = jnp.max(logits, axis=1) < jnp.inf
     if rows.has_edits:
         logits = edit_logits(logits, positions, rows)
@@ -90,23 +102,32 @@ def _sample_filtered(
     mass = mass_of_candidates(draw, filters, candidates)
     if has_wide_rows:
         filters, mass = _look_beyond(draw, filters, mass, logits)
-    target = nucleus_target(filters, mass)
+    return FilteredRows(logits, candidates, draw, filters, nucleus_target(filters, mass), is_valid)
+
+
+def _sample_filtered(
+    logits: Float[Array, "B V"], positions: Int[Array, " B"], rows: SamplingRows, *, has_wide_rows: bool
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    logits, candidates, draw, filters, target, is_valid = filter_rows(
+        logits, positions, rows, has_wide_rows=has_wide_rows
+    )
     token_ids, is_settled = draw_from_candidates(draw, filters, target, candidates)
     if has_wide_rows:
         is_open = is_valid & ~is_settled
-        drawn = _if_any(is_open, lambda: draw_by_rejection(draw, filters, target, logits, is_open), token_ids)
+        drawn = if_any(is_open, lambda: draw_by_rejection(draw, filters, target, logits, is_open), token_ids)
         token_ids = jnp.where(is_open, drawn, token_ids)
     return token_ids, is_valid
+
+
+def if_any[T](is_needed: Bool[Array, " B"], compute: Callable[[], T], otherwise: T) -> T:
+    """Compute something only where a row needs it."""
+    return lax.cond(jnp.any(is_needed), compute, lambda: otherwise)
 
 
 def _look_beyond(draw: Draw, filters: Filters, mass: Mass, logits: Float[Array, "B V"]) -> tuple[Filters, Mass]:
     """Add what the candidates do not tell: the cut of a large top_k, and the mass of rows without a small one."""
     is_wide = is_wide_top_k(filters, logits.shape[1])
-    cut = _if_any(is_wide, lambda: search_wide_top_k(filters, logits), filters.top_k_cut)
+    cut = if_any(is_wide, lambda: search_wide_top_k(filters, logits), filters.top_k_cut)
     filters = filters._replace(top_k_cut=cut)
     needs_mass = (filters.top_k > NUM_CANDIDATES) & (filters.top_p < 1)
-    return filters, _if_any(needs_mass, lambda: mass_of_vocabulary(draw, filters, logits), mass)
-
-
-def _if_any[T](is_needed: Bool[Array, " B"], compute: Callable[[], T], otherwise: T) -> T:
-    return lax.cond(jnp.any(is_needed), compute, lambda: otherwise)
+    return filters, if_any(needs_mass, lambda: mass_of_vocabulary(draw, filters, logits), mass)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pagedjax.execution.buckets import SCORE_ROWS, StepShape
 from pagedjax.execution.logprobs import top_logprobs
@@ -28,7 +28,7 @@ from pagedjax.models.batch import AttentionBatch, KVCache
 from pagedjax.sampling_params import MAX_BEAM_WIDTH
 
 NUM_BEAM_CANDIDATES = 2 * MAX_BEAM_WIDTH  # tokens after each beam that the host chooses from
-RESULT_COLUMNS = 3  # token id, number of accepted tokens, 1 where the logits were finite
+RESULT_COLUMNS = 3  # token id, number of new tokens, 1 where the logits were finite; see `verification` for drafts
 
 
 @jax.tree_util.register_dataclass
@@ -109,6 +109,10 @@ class StepFunctions:
             logits = self._merge(leaves).compute_logits(hidden[token_index])
             return TokenLogprobs(*top_logprobs(logits, targets, num=self._max_logprobs))
 
+    def logits(self, leaves: tuple, hidden: Array) -> Array:
+        """Return the logits [n, V] of hidden states [n, D], inside a jitted function."""
+        return self._merge(leaves).compute_logits(hidden)
+
     def _merge(self, leaves: tuple) -> Any:
         return nnx.merge(self._graphdef, self._treedef.unflatten(leaves))
 
@@ -132,9 +136,9 @@ class StepFunctions:
             token_ids, is_finite = sample(logits, positions, params, variant=variant)
             state = replace(state, last_token_ids=state.last_token_ids.at[rows].set(token_ids, mode="drop"))
             if wide is not None:
-                wide = _record_tokens(wide, rows, token_ids)
-            ones = jnp.ones_like(token_ids)
-            result = jnp.stack([token_ids, ones, is_finite.astype(jnp.int32)], axis=1)  # [B, RESULT_COLUMNS]
+                wide = record_tokens(wide, rows, token_ids)
+            is_finite = is_finite.astype(jnp.int32)
+            result = jnp.stack([token_ids, is_finite, is_finite], axis=1)  # [B, RESULT_COLUMNS]
         return state, wide, result
 
 
@@ -156,25 +160,25 @@ def prepare(
     query_start_loc = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
 
     token_index = jnp.arange(num_tokens, dtype=jnp.int32)
-    if shape.is_decode:
-        request = token_index  # rows without a token come last
-    else:  # counted, because a binary search is a loop, and a loop of kernels on a GPU
-        request = jnp.sum(ends[None, :] <= token_index[:, None], axis=1, dtype=jnp.int32)  # [T]
-        request = jnp.minimum(request, num_rows - 1)
-    positions = context_lens[request] + token_index - query_start_loc[request]
-    positions = jnp.where(token_index < ends[-1], positions, 0)
+    request = token_index if shape.is_decode else request_of_tokens(ends, num_tokens)  # decode: rows without come last
+    is_query = token_index < ends[-1]
+    positions = jnp.where(is_query, context_lens[request] + token_index - query_start_loc[request], 0)
     row_tables = block_tables.at[rows].get(mode="clip")  # [B, M]
-    block_ids = row_tables.at[request, positions // block_size].get(mode="clip")
-    is_written = (token_index < ends[-1]) & (block_ids != 0)
-    slots = jnp.where(is_written, block_ids * block_size + positions % block_size, num_blocks * block_size)
+    slots = find_slots(row_tables, request, positions, is_query, block_size=block_size, num_blocks=num_blocks)
 
     last_token_ids = state.last_token_ids.at[rows].get(mode="clip")[request]
     token_ids = last_token_ids
     if not shape.is_decode:
         given = packed[packed.shape[0] - num_tokens :]
         token_ids = jnp.where(given == FROM_ROW, last_token_ids, given)
+        if state.drafts is not None:
+            draft = state.drafts.at[rows[request], FROM_ROW - 1 - given].get(mode="clip")
+            token_ids = jnp.where(given < FROM_ROW, jnp.maximum(draft, 0), token_ids)
     context_lens = state.context_lens.at[rows].set(seq_lens, mode="drop")
     state = replace(state, context_lens=context_lens, block_tables=block_tables)
+    if shape.is_verify:  # the same tokens as rows of one: kernels for one query token read long contexts in parallel
+        query_start_loc = jnp.minimum(jnp.arange(num_tokens + 1, dtype=jnp.int32), ends[-1])
+        row_tables, seq_lens = row_tables[request], jnp.where(is_query, positions + 1, 0)
     batch = AttentionBatch(
         positions=positions,
         slot_mapping=slots,
@@ -185,7 +189,31 @@ def prepare(
     return state, token_ids, batch
 
 
-def _record_tokens(wide: SamplerState, rows: Int[Array, " B"], token_ids: Int[Array, " B"]) -> SamplerState:
+def request_of_tokens(ends: Int[Array, " B"], num_tokens: int) -> Int[Array, " T"]:
+    """Return whose each token is, where request b's tokens end before `ends[b]`; the last one's for padding."""
+    token_index = jnp.arange(num_tokens, dtype=jnp.int32)
+    # counted, because a binary search is a loop, and a loop of kernels on a GPU
+    request = jnp.sum(ends[None, :] <= token_index[:, None], axis=1, dtype=jnp.int32)
+    return jnp.minimum(request, ends.shape[0] - 1)
+
+
+def find_slots(
+    block_tables: Int[Array, "B M"],
+    request: Int[Array, " T"],
+    positions: Int[Array, " T"],
+    is_query: Bool[Array, " T"],
+    *,
+    block_size: int,
+    num_blocks: int,
+) -> Int[Array, " T"]:
+    """Return where each token's K and V go: one past the end, to be dropped, if it is padding or has no block."""
+    block_ids = block_tables.at[request, positions // block_size].get(mode="clip")
+    is_written = is_query & (block_ids != 0)
+    return jnp.where(is_written, block_ids * block_size + positions % block_size, num_blocks * block_size)
+
+
+def record_tokens(wide: SamplerState, rows: Int[Array, " B"], token_ids: Int[Array, " B"]) -> SamplerState:
+    """Count the tokens that `rows` sampled (a row of R is a pad), and keep the newest."""
     counts, recent = jnp.asarray(wide.output_counts), jnp.asarray(wide.recent_token_ids)
     newest = jnp.concatenate([recent.at[rows, 1:].get(mode="clip"), token_ids[:, None]], axis=1)
     return replace(

@@ -56,6 +56,8 @@ class Request:
         [0, num_tokens)                        known to the host: the prompt and the confirmed outputs
         [num_tokens, num_tokens_bound)         sampled by steps in flight and not read yet: num_in_flight of them
         [0, max_num_tokens)                    all there can ever be
+
+    A step in flight that verifies drafts counts as if all of them were right; reading it takes back the others.
     """
 
     request_id: str
@@ -85,6 +87,9 @@ class Request:
     num_computed_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens the first admission found cached
     num_preemptions: int = field(default=0, init=False)
+    num_draft_tokens: int = field(default=0, init=False)  # wanted in its next step, by whoever plans speculation
+    draft_token_ids: Sequence[int] = field(default=(), init=False, repr=False)  # where the host makes the drafts
+    is_drafted_from_output: bool = field(default=False, init=False)  # it does, and waits until it has read all tokens
     row: int | None = field(default=None, init=False)  # slot of the device state while running
     is_new_row: bool = field(default=False, init=False, repr=False)  # the row has not been written yet
     block_ids: list[int] = field(default_factory=list, init=False, repr=False)

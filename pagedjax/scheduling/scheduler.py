@@ -49,6 +49,7 @@ class ScheduledRequest:
     first_new_block_index: int
     is_new_row: bool  # the row still holds another request's state; new_block_ids is then the whole block table
     samples: bool  # the step reaches the last token there is, so it yields the next one
+    num_draft_tokens: int = 0  # the last of its tokens, guesses that it verifies: up to as many tokens more
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class SchedulerOutput:
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     num_tokens: int = 0
+    num_draft_tokens: int = 0  # among them
     copies: BlockCopies = field(default_factory=BlockCopies)
     preempted: list[Request] = field(default_factory=list)
     timed_out: list[Request] = field(default_factory=list)
@@ -209,36 +211,58 @@ class Scheduler:
         failed: Collection[str] = (),
         candidates: Mapping[str, Candidates] | None = None,
     ) -> list[tuple[Request, list[int]]]:
-        """Confirm what a step sampled, in order of dispatch; return the new tokens of each request that was alive.
+        """Do all of `confirm` at once; return the new tokens of each request that was alive."""
+        confirmed: dict[str, tuple[Request, list[int]]] = {}
+        for request, token_ids in self.confirm(output, sampled, failed, candidates):
+            confirmed.setdefault(request.request_id, (request, []))[1].extend(token_ids)
+        return list(confirmed.values())
 
-        Tokens of requests that have finished meanwhile are dropped. A failed request ends in FINISHED_ERROR, without
-        new tokens, and none of its blocks, save pinned ones, will be found by the prefix cache. Of beams `candidates`
-        has what may follow; a beam search has all its tokens when it ends, its best hypothesis first.
+    def confirm(
+        self,
+        output: SchedulerOutput,
+        sampled: Mapping[str, list[int]],
+        failed: Collection[str] = (),
+        candidates: Mapping[str, Candidates] | None = None,
+    ) -> Iterator[tuple[Request, list[int]]]:
+        """Confirm what a step sampled, in order of dispatch, token by token: yield each with its request.
+
+        The caller may `finish` a request between two of its tokens. Those of requests that are finished are dropped. A
+        failed request ends in FINISHED_ERROR after its tokens, which is yielded as no token, and none of its blocks,
+        save pinned ones, will be found by the prefix cache. Of beams `candidates` has what may follow; a beam search
+        has all its tokens when it ends, its best hypothesis first.
         """
-        confirmed, last_unfinished = [], LAST_UNFINISHED  # a local name: this loop runs for every token
+        last_unfinished = LAST_UNFINISHED  # a local name: this loop runs for every token
         for share in output.scheduled:
             request = share.request
             if request.status > last_unfinished:
                 continue
-            if failed and request.request_id in failed:
-                suspects = request.block_ids + self.prefix_cache.blocks_of(request)  # preempted, it has none itself
-                self.prefix_cache.forget(self.pinned.others(suspects))
-                self.swapping.host_pool.forget(request.block_hashes)
-                self.finish(request, RequestStatus.FINISHED_ERROR)
-                confirmed.append((request, []))
-            elif request.is_beam:
+            is_failed = bool(failed) and request.request_id in failed
+            if request.is_beam and not is_failed:
                 if share.samples and candidates is not None:
-                    confirmed += self._follow_beam(request, candidates[request.request_id])
-            elif share.samples:
-                token_ids, num_outputs = sampled[request.request_id], len(request.output_token_ids)
+                    yield from self._follow_beam(request, candidates[request.request_id])
+            elif share.samples and not request.is_beam:
+                token_ids = sampled.get(request.request_id, ()) if is_failed else sampled[request.request_id]
+                self._take_back(share, 1 + share.num_draft_tokens - len(token_ids))
                 for token_id in token_ids:
                     status = request.append(token_id)
                     if status is not None:
                         self.finish(request, status, request.stop_reason_of(status, token_id))
-                        token_ids = request.output_token_ids[num_outputs:]
+                    yield request, [token_id]
+                    if request.status > last_unfinished:
                         break
-                confirmed.append((request, token_ids))
-        return confirmed
+            if is_failed and request.status <= last_unfinished:
+                suspects = request.block_ids + self.prefix_cache.blocks_of(request)  # preempted, it has none itself
+                self.prefix_cache.forget(self.pinned.others(suspects))
+                self.swapping.host_pool.forget(request.block_hashes)
+                self.finish(request, RequestStatus.FINISHED_ERROR)
+                yield request, []
+
+    def _take_back(self, share: ScheduledRequest, num_refused: int) -> None:
+        """Lower the bounds of a request by the drafts that were refused; the device has done so with its row."""
+        if share.num_draft_tokens:
+            share.request.num_tokens_bound -= num_refused
+            if share.request.row is not None:  # if it was preempted it computes everything again
+                share.request.num_computed_tokens -= num_refused
 
     def finish(self, request: Request, status: RequestStatus, stop_reason: int | str | None = None) -> None:
         """End a request, and with a beam its whole search; the first status stays.
@@ -405,17 +429,22 @@ class Scheduler:
             num_behind -= 1
             if request.row is None or request.status is RequestStatus.SWAPPING_IN:
                 continue  # preempted just now for a better one, or without its content yet
+            if request.is_drafted_from_output and request.num_in_flight:
+                continue
             context_len, bound = request.num_computed_tokens, request.num_tokens_bound
             if bound >= request.max_num_tokens or (request.is_beam and self._beams.must_wait(request)):
                 continue  # what is in flight completes it, or says what it goes on with
-            num_new = bound - context_len
+            may_copy = (request.is_new_row or has_forks or request.is_beam) and self._writes_shared_block(request)
+            num_new, num_drafts = bound - context_len, 0
             if num_new > 1:
                 num_new = min(num_new, self.max_query_len, self._prompt_budget, budget, max(budget - num_behind, 1))
                 if not num_new:
                     continue
                 self._prompt_budget -= num_new
+            elif request.num_draft_tokens and not (request.is_new_row or request.is_beam or may_copy):
+                num_drafts = self._num_drafts(request, budget - 1 - num_behind)
+                num_new += num_drafts
             seq_len, first_new, new_block_ids = context_len + num_new, len(request.block_ids), ()
-            may_copy = (request.is_new_row or has_forks or request.is_beam) and self._writes_shared_block(request)
             if may_copy or seq_len > first_new * block_size:
                 first_new, new_block_ids = self._grow(request, seq_len, output)
             row = request.row
@@ -424,10 +453,10 @@ class Scheduler:
             request.num_computed_tokens = seq_len
             if has_forks and seq_len >= request.num_prompt_tokens:
                 self._forks.note_computed(request)
-            samples = seq_len == bound
+            samples = seq_len == bound + num_drafts
             if samples:
-                request.num_tokens_bound = bound + 1
-            if num_new > 1:
+                request.num_tokens_bound = bound + num_drafts + 1
+            if num_new > 1 + num_drafts:
                 self.prefix_cache.register(request)  # requests admitted to this very step may share it
             writes_row = request.is_new_row or request.is_beam  # a beam may have taken on another's tokens and blocks
             if request.is_beam:
@@ -436,12 +465,24 @@ class Scheduler:
                 request.is_new_row = False
                 first_new, new_block_ids = 0, list(request.block_ids)
             scheduled.append(
-                ScheduledRequest(request, row, num_new, context_len, new_block_ids, first_new, writes_row, samples)
+                ScheduledRequest(
+                    request, row, num_new, context_len, new_block_ids, first_new, writes_row, samples, num_drafts
+                )
             )
+            output.num_draft_tokens += num_drafts
             budget -= num_new
             if budget == 0:
                 break
         output.num_tokens = self.max_num_batched_tokens - budget
+
+    def _num_drafts(self, request: Request, budget: int) -> int:
+        """Limit a request's drafts to a budget, to the tokens it may still generate, and to blocks that nobody misses.
+
+        All of them may turn out right, and one token comes after the last.
+        """
+        num_drafts = min(request.num_draft_tokens, request.max_num_tokens - request.num_tokens_bound - 1, budget)
+        num_slots = (len(request.block_ids) + self.pool.num_free) * self.block_size
+        return max(0, min(num_drafts, num_slots - request.num_computed_tokens - 1))
 
     def _grow(self, request: Request, seq_len: int, output: SchedulerOutput) -> tuple[int, Sequence[int]]:
         """Make `seq_len` tokens writable: a copy of a block that others read too, and blocks for what goes beyond.

@@ -17,12 +17,15 @@ class ScriptedEngine:
     def stats(self):
         return {"generation_tokens": self.num_generated}
 
-    def step(self, *, scheduled, num_tokens, num_read, finished=False):
-        """Plan `num_tokens` of `scheduled` requests and read `num_read` tokens of the step before."""
+    def step(self, *, scheduled, num_tokens, num_read, finished=False, num_draft_tokens=0):
+        """Plan `num_tokens`, drafts included, of `scheduled` requests and read `num_read` of the step before."""
         self.host_times.dispatch += 0.001
         self.host_times.wait += 0.004
         self.num_generated += num_read
-        return _Output(SimpleNamespace(scheduled=[None] * scheduled, num_tokens=num_tokens), finished)
+        plan = SimpleNamespace(
+            scheduled=[None] * scheduled, num_tokens=num_tokens, num_draft_tokens=num_draft_tokens
+        )  # fmt: skip
+        return _Output(plan, finished)
 
 
 class _Output(list):
@@ -70,6 +73,14 @@ def test_steps_in_which_a_request_got_no_token_are_no_measurement():
     """A preempted request computes its tokens again while the others decode."""
     preempted = (0.010, {"scheduled": 1, "num_tokens": 1, "num_read": 1})
     assert observe([PROMPTS, OPENS, DECODES, preempted, ENDS]) is None
+
+
+def test_with_drafts_tpot_is_the_time_by_the_tokens_of_a_request():
+    verifies = (0.012, {"scheduled": 2, "num_tokens": 8, "num_draft_tokens": 6, "num_read": 5})
+    opens = (0.300, verifies[1] | {"num_read": 2})
+    decoding = observe([PROMPTS, opens, verifies, verifies, ENDS])
+    assert decoding.tokens_per_step == pytest.approx(12 / (3 * 2))
+    assert decoding.tpot == pytest.approx((0.012 + 0.012 + 0.010) / 3 / decoding.tokens_per_step)
 
 
 def test_a_finish_in_the_step_that_opens_leaves_nothing_to_measure():

@@ -59,7 +59,8 @@ def test_a_model_config_beside_real_weights_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
-    [("llama-8b", 8_030_261_248), ("qwen3-0.6b", 596_049_920)],  # Llama 3 8B and Qwen3 0.6B
+    # Llama 3 8B, Qwen3 0.6B, and a draft model of Qwen2.5 0.5B's size with Llama 3's vocabulary
+    [("llama-8b", 8_030_261_248), ("qwen3-0.6b", 596_049_920), ("llama-0.5b", 472_787_840)],
 )
 def test_a_shape_by_name_has_the_parameters_of_the_model_it_stands_for(name, num_parameters):
     config = read_model_config(locate(EngineConfig(model=f"dummy:{name}"), with_weights=False))
@@ -76,7 +77,9 @@ def test_a_shape_by_name_needs_no_load_format_and_no_tokenizer(monkeypatch, tmp_
 
 
 def test_an_unknown_shape_and_a_shape_with_weights_are_refused():
-    with pytest.raises(ConfigError, match=r"there is no shape 'llama-9b'; choose one of llama-8b, qwen3-0\.6b"):
+    with pytest.raises(
+        ConfigError, match=r"there is no shape 'llama-9b'; choose one of llama-0\.5b, llama-8b, qwen3-0\.6b"
+    ):
         load_model(EngineConfig(model="dummy:llama-9b"))
     with pytest.raises(ConfigError, match="load_format is 'gguf', but 'dummy:llama-8b' is a shape without weights"):
         EngineConfig(model="dummy:llama-8b", load_format="gguf")

@@ -2,7 +2,8 @@
 
 Instead of K and V a slot holds a digest of all tokens up to its own, so reading a slot shows whether it holds the right
 prefix. The next token is a function of the whole prefix. Steps execute in order when they are dispatched; the
-driver reads their results later, as the engine does.
+driver reads their results later, as the engine does. Drafts are right or wrong by their position; a row alone knows
+how many were right, and the scheduler's lengths are bounds until it is told.
 """
 
 from collections import deque
@@ -94,6 +95,8 @@ def tokens_of(hypothesis):
 class Row:
     block_table: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    draft_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -159,38 +162,62 @@ class FakeDevice:
     def _write(self, share: ScheduledRequest):
         if share.is_new_row:
             assert share.first_new_block_index == 0
-            self.rows[share.row] = Row(token_ids=list(share.request.all_token_ids))
+            self.rows[share.row] = Row(token_ids=list(share.request.all_token_ids), num_computed=share.context_len)
         row, first = self.rows[share.row], share.first_new_block_index
         assert first <= len(row.block_table), "the block table has a gap"
         row.block_table[first : first + len(share.new_block_ids)] = share.new_block_ids
         assert row.block_table == share.request.block_ids, "the device's block table is not the request's"
         assert 0 not in row.block_table, "the null block was handed out"
-        end = share.context_len + share.num_scheduled_tokens
-        assert share.samples == (end == len(row.token_ids)), "a row samples exactly when its last token is computed"
+        assert row.num_computed <= share.context_len, "the scheduler's bound is below the truth"
+        start, row.draft_token_ids = (
+            row.num_computed,
+            self._guess(row.token_ids, share.num_draft_tokens, share.request.seed),
+        )
+        end = start + share.num_scheduled_tokens
+        is_last = end == len(row.token_ids) + share.num_draft_tokens
+        assert share.samples == is_last, "a row samples exactly when its last token is computed"
+        assert share.samples or not share.num_draft_tokens, "drafts before the newest token"
+        row.num_computed = end
         digests = self._digests(row, end)
-        slots = [self._slot(row, position) for position in range(share.context_len, end)]
-        self.slots.update(zip(slots, digests[share.context_len :], strict=True))
+        slots = [self._slot(row, position) for position in range(start, end)]
+        self.slots.update(zip(slots, digests[start:], strict=True))
         return slots
 
     def _read(self, share: ScheduledRequest):
         row = self.rows[share.row]
-        end = share.context_len + share.num_scheduled_tokens
-        held = [self.slots[self._slot(row, position)] for position in range(end)]
-        assert held == self._digests(row, end), f"{share.request.request_id} attends to somebody else's tokens"
+        held = [self.slots[self._slot(row, position)] for position in range(row.num_computed)]
+        expected = self._digests(row, row.num_computed)
+        assert held == expected, f"{share.request.request_id} attends to somebody else's tokens"
 
     def _sample(self, share: ScheduledRequest):
         row = self.rows[share.row]
+        row.num_computed -= share.num_draft_tokens
         if share.request.is_beam:
             return candidates_after(row.token_ids)
-        row.token_ids.append(next_token(row.token_ids, share.request.seed))
-        return row.token_ids[-1:]
+        seed = share.request.seed
+        sampled = [next_token(row.token_ids, seed)]
+        for draft in row.draft_token_ids:
+            if draft != sampled[-1]:
+                break
+            sampled.append(next_token(row.token_ids + sampled, seed))
+        row.num_computed += len(sampled) - 1
+        row.token_ids += sampled
+        row.draft_token_ids = []
+        return sampled
+
+    def _guess(self, token_ids, num_drafts, seed):
+        """Right at most positions."""
+        guessed = list(token_ids)
+        for position in range(len(token_ids), len(token_ids) + num_drafts):
+            guessed.append((next_token(guessed, seed) + (position % 7 in (2, 5))) % VOCABULARY)
+        return guessed[len(token_ids) :]
 
     def _slot(self, row: Row, position):
         return row.block_table[position // self.block_size], position % self.block_size
 
     def _digests(self, row: Row, end):
         digests, digest = [], 0
-        for token_id in row.token_ids[:end]:
+        for token_id in (row.token_ids + row.draft_token_ids)[:end]:
             digest = hash((digest, token_id))
             digests.append(digest)
         return digests
@@ -199,12 +226,13 @@ class FakeDevice:
 class Driver:
     """Runs a scheduler on the fake device, one iteration ahead unless told otherwise.
 
-    Copies take `copy_iterations` of them; at most `max_copies` are under way. `fail_copies` makes the next ones fail.
+    Every request verifies `num_draft_tokens` in each step that has room for them. Copies take `copy_iterations` steps;
+    at most `max_copies` are under way. `fail_copies` makes the next ones fail.
     """
 
     def __init__(
-        self, *, num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_copies=4,
-        copy_iterations=1, **options,
+        self, *, num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, num_draft_tokens=0,
+        max_copies=4, copy_iterations=1, **options,
     ):  # fmt: skip
         self.max_copies, self.copy_iterations, self.fail_copies = max_copies, copy_iterations, 0
         self.copies: deque[tuple[int, CopyIn | CopyOut]] = deque()  # under way, with the iteration that ends them
@@ -218,6 +246,8 @@ class Driver:
             **options,
         )
         self.device = FakeDevice(block_size)
+        self.num_draft_tokens = num_draft_tokens
+        self.num_accepted = 0
         self.evicted: set[int] = set()  # by the last plan
         evict = self.scheduler.prefix_cache.evict
 
@@ -251,6 +281,8 @@ class Driver:
     def dispatch(self) -> SchedulerOutput:
         """Schedule and execute one step without reading it."""
         must_progress = bool(self.scheduler.requests) and not self.in_flight
+        for request in self.scheduler.running:
+            request.num_draft_tokens = self.num_draft_tokens
         cached = set(self.scheduler.prefix_cache.block_ids())
         self.evicted.clear()
         output = self.scheduler.schedule(float(self.iteration), self.progress())
@@ -302,8 +334,10 @@ class Driver:
         return progress
 
     def read(self, failed=()):
-        """Read the oldest step in flight."""
+        """Read the oldest step in flight; in `failed` the last token that was sampled makes no sense."""
         output, sampled = self.in_flight.popleft()
+        sampled |= {one: sampled[one][:-1] for one in failed if isinstance(sampled.get(one), list)}
+        self.num_accepted += sum(len(token_ids) - 1 for token_ids in sampled.values() if isinstance(token_ids, list))
         confirmed = self.scheduler.update(output, sampled, failed, candidates=sampled)
         self.scheduler.check_integrity()
         return {request.request_id: token_ids for request, token_ids in confirmed}

@@ -57,6 +57,7 @@ class Program:
             policy=("fcfs", "priority")[size[2] % 2],
             max_preemptions=1 + shape[1] % 3,
             watermark=(0.0, 0.1)[shape[2] % 2],
+            num_draft_tokens=(0, 0, 2, 5)[size[1] // 3 % 4],
             pacing=Pacing(
                 delay_factor=size[1] % 2, target_seconds=(None, 0.01)[shape[0] // 4 % 2], token_buckets=(4, 16, 64)
             ),
@@ -100,6 +101,7 @@ class Program:
         self.driver.run()
         self.check()
         assert all(request.is_finished for request in self.requests.values())
+        self.happened["accepted"] += self.driver.num_accepted
         self.happened["searches"] += sum(request.hypothesis is not None for request in self.requests.values())
         self.happened["settled"] += sum(
             request.num_preemptions == self.scheduler.max_preemptions for request in self.requests.values()
@@ -277,7 +279,7 @@ def test_no_operation_of_long_random_programs_leaves_a_contradiction():
     assert happened["operations"] >= 20_000
     for event in (
         "fork", "add_group", "add_beams", "searches", "num_block_copies", "preempt", "pinned", "unpinned", "reset",
-        "fail", "num_preemptions", "settled", "prefix_cache_evictions", "prefix_cache_hits",
+        "fail", "num_preemptions", "settled", "accepted", "prefix_cache_evictions", "prefix_cache_hits",
         "prefix_cache_resumed_hits", "num_preemptions_swapped", "swapped out", "swapped in", "written back",
         "swap_in_blocks", "swap_failures", "external_prefix_cache_hits", "ended SWAPPING_OUT", "ended SWAPPED",
         "ended SWAPPING_IN",

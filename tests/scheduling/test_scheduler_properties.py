@@ -54,6 +54,7 @@ def scheduler_options(draw):
         "watermark": draw(st.sampled_from([0.0, 0.2])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
+        "num_draft_tokens": draw(st.sampled_from([0, 0, 1, 4])),
         "num_host_chunks": draw(st.sampled_from([0, 1, 3, 10, 40])),
         "chunk_size": draw(st.sampled_from([1, 2, 3])),
         "preemption_costs": PreemptionCosts(draw(st.sampled_from(["auto", "swap", "recompute"]))),

@@ -21,7 +21,7 @@ import numpy as np
 from pagedjax.errors import InvalidRequestError
 from pagedjax.structured_outputs import StructuredOutputsParams
 from pagedjax.text.structured_output import check_grammar
-from pagedjax.text.structured_output.grammar import Grammar, Reasoning
+from pagedjax.text.structured_output.grammar import ALL_BITS, Grammar, Reasoning
 from pagedjax.text.structured_output.vocabulary import llguidance_vocabulary
 from pagedjax.text.tokenizer import Tokenizer
 
@@ -102,6 +102,22 @@ class GrammarCompiler:
             grammar.complete_mask(mask)
         return masks[:, : -(-self._vocab_size // 32)]
 
+    def masks_along(
+        self, grammars: Sequence[Grammar], drafts: Sequence[Sequence[int]], *, num_masks: int
+    ) -> np.ndarray:
+        """Return what may come after the first, second, .. of each output's drafts, [B, num_masks, ceil(V / 32)].
+
+        The grammars stay where they are. Past a draft that a form does not allow, or that ends it, or of -1, which is
+        none, all bits are set: what follows is not used.
+        """
+        masks = np.full((len(grammars), num_masks, -(-self._vocab_size // 32)), ALL_BITS, np.uint32)
+        walking = [(i, grammar.copy()) for i, grammar in enumerate(grammars) if drafts[i]]
+        for place in range(num_masks):
+            walking = [(i, one) for i, one in walking if place < len(drafts[i]) and _goes_on(one, drafts[i][place])]
+            if walking:
+                masks[[i for i, _ in walking], place] = self.masks([one for _, one in walking])
+        return masks
+
     def _compiled(self, params: StructuredOutputsParams) -> Any:
         key = _key(params)
         with self._lock:
@@ -171,6 +187,14 @@ class GrammarCompiler:
                 "one: start the server without --reasoning-parser"
             )
         return token_ids[0]
+
+
+def _goes_on(grammar: Grammar, token_id: int) -> bool:
+    """Advance a form by a guess; return whether it allowed it and something may follow."""
+    if token_id < 0 or grammar.is_finished or grammar.error is not None:
+        return False
+    grammar.accept(token_id)
+    return grammar.error is None and not grammar.is_finished
 
 
 def _key(params: StructuredOutputsParams) -> tuple:

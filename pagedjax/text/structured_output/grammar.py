@@ -52,6 +52,12 @@ class Grammar:
         elif not self._matcher.consume_token(token_id):
             self._note_error()
 
+    def copy(self) -> "Grammar":
+        """Return a form that stands where this one stands and goes its own way."""
+        copy = Grammar(self._matcher.deep_copy(), self._eos_token_ids, self._reasoning)
+        copy._is_reasoning, copy._is_first, copy.error = self._is_reasoning, self._is_first, self.error
+        return copy
+
     @property
     def masking_matcher(self) -> Any | None:
         """The matcher whose mask holds for the next token; None where all tokens but EOS may come."""

@@ -1,0 +1,39 @@
+"""Loads the draft model that the options name, and checks that it speaks the target's tokens."""
+
+import logging
+from dataclasses import replace
+
+from pagedjax.config import EngineConfig
+from pagedjax.loading import LoadedModel, load_model
+from pagedjax.models.config import ModelConfig
+from pagedjax.speculation.vocabulary import check_same_vocabulary
+from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None) -> LoadedModel | None:
+    """Return the draft model of an engine, None if it has none.
+
+    Raises:
+      ConfigError: it cannot be found, is not supported, or has another vocabulary than the target.
+      CheckpointError: its weights are missing, corrupt or do not fit.
+    """
+    speculation = config.speculation
+    if speculation is None or speculation.model is None:
+        return None
+    load_format = "dummy" if config.load_format == "dummy" else "auto"
+    own = replace(
+        config, model=speculation.model, revision=speculation.revision, load_format=load_format, tokenizer=None
+    )
+    loaded = load_model(own)
+    draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
+    check_same_vocabulary(target, loaded.config, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    positions, longest = loaded.config.max_position_embeddings, config.max_model_len or target.max_position_embeddings
+    if positions < longest:
+        logger.warning(
+            "the draft model's positions end at %d, requests may be %d tokens long: past that its drafts are useless, "
+            "though never wrong; choose another draft model, or set --max-model-len",
+            positions, longest,
+        )  # fmt: skip
+    return loaded

@@ -1,0 +1,45 @@
+"""A draft model that cannot serve its target is refused before anything compiles, with what is wrong."""
+
+import json
+
+import pytest
+
+from pagedjax.config import EngineConfig
+from pagedjax.errors import ConfigError
+from pagedjax.loading.hf_config import model_config_from_hf
+from pagedjax.speculation.load_draft import load_draft
+from tests.oracles import tiny_models
+
+TARGET = tiny_models.CASES["smollm2"]
+
+
+def load(model: str):
+    speculative = {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
+    config = EngineConfig(model="target", load_format="dummy", speculative_config=speculative)
+    return load_draft(config, model_config_from_hf(TARGET), None)
+
+
+def write_config(directory, **changes) -> str:
+    (directory / "config.json").write_text(json.dumps(TARGET | changes))
+    return str(directory)
+
+
+def test_a_draft_model_that_does_not_exist_is_named():
+    with pytest.raises(ConfigError, match="/nowhere/draft"):
+        load("/nowhere/draft")
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_with_both_sizes(tmp_path):
+    size = TARGET["vocab_size"]
+    with pytest.raises(ConfigError, match=f"the draft model has {size + 64} tokens, the target {size}; "):
+        load(write_config(tmp_path, vocab_size=size + 64))
+
+
+def test_a_draft_model_of_an_unknown_architecture_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="EagleForCausalLM"):
+        load(write_config(tmp_path, architectures=["EagleForCausalLM"]))
+
+
+def test_a_draft_model_of_the_same_vocabulary_is_loaded(tmp_path):
+    assert load(write_config(tmp_path)).config.vocab_size == TARGET["vocab_size"]
+    assert load_draft(EngineConfig(model="target"), model_config_from_hf(TARGET), None) is None
