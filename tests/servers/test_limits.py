@@ -46,7 +46,7 @@ async def test_prompt_tokens_fill_the_queue_too(serve, fake):
     refused = await client.post(COMPLETIONS, json={"prompt": "abcdef"})
     assert refused.status == 503
     assert "--max-num-queued-tokens" in (await refused.json())["error"]["message"]
-    assert (await client.post(COMPLETIONS, json={"prompt": "abcdef", "n": 2})).status == 400  # it never fits
+    assert (await client.post(COMPLETIONS, json={"prompt": "abcdefabcdef"})).status == 400  # it never fits
     fake.gate.set()
     assert (await running).status == 200
 

@@ -96,7 +96,7 @@ def check(engine, results):
     assert stats["num_blocks_used"] == 0
 
 
-@pytest.fixture(scope="module", params=["draft_model", pytest.param("suffix", marks=pytest.mark.fuzz)])
+@pytest.fixture(scope="module", params=["draft_model", "suffix"])
 def engine(request):
     """With too few blocks, and host memory for some of them."""
     engine = make_engine(request.param, num_gpu_blocks_override=24, swap_space=0.01)
@@ -105,7 +105,8 @@ def engine(request):
     engine.shutdown()
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.fuzz) for seed in range(2, 20))])
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(1, 20))
 def test_random_drafting_requests_and_preemptions_change_no_token(engine, seed):
     rng = random.Random(seed)
     choose_at_random(engine, rng)
