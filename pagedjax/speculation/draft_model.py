@@ -95,6 +95,7 @@ class DraftFunctions:
 
         # A loop, so that the model is compiled twice and not K times; its length is known, so no host waits for it.
         kv_cache, drafts, chances = jax.lax.fori_loop(1, num_drafts, draft_next, (kv_cache, drafts, chances))
+        assert state.drafts is not None, "the rows of an engine with speculation hold drafts"
         state = replace(state, drafts=state.drafts.at[rows].set(drafts, mode="drop"))
         return kv_cache, state, history, drafts, chances
 

@@ -71,7 +71,7 @@ class NgramProposer:
     """Looks the newest tokens up in the history."""
 
     uses_history = True
-    chances = None  # what is looked up is not drawn
+    chances: jax.Array | None = None  # what is looked up is not drawn
 
     def __init__(self, history: TokenHistory, buckets: BucketTable, *, min_tokens: int, max_tokens: int):
         self._history = history
@@ -124,7 +124,7 @@ class HostProposer:
     """Takes the drafts that the host found and wrote into its requests."""
 
     uses_history = False
-    chances = None
+    chances: jax.Array | None = None
 
     def __init__(self, buckets: BucketTable, *, max_draft_tokens: int):
         self._buckets = buckets

@@ -179,7 +179,7 @@ class Speculator:
             batch[1:] = 0
             for variant in self._variants:
                 state, wide, result = self._run_verify(leaves, state, wide, picked, batch, variant)
-            self._executables[f"verify logprobs {bucket}"](leaves, picked, result)
+                self._executables[f"verify logprobs {bucket}"](leaves, picked, result)
         return state, wide
 
     def _make_proposer(self, config: SpeculativeConfig, draft: LoadedModel | None, dtype: DTypeLike) -> Proposer:
