@@ -93,7 +93,7 @@ def _environment() -> str:
     parts = [
         _sources(), *(version(name) for name in ("jax", "jaxlib")), device.client.platform_version, device.device_kind,
         repr(sorted(options.items(), key=lambda item: item[0])),
-        *(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")),
+        os.environ.get("XLA_FLAGS", ""),
     ]  # fmt: skip
     return "\n".join(parts)
 

@@ -67,16 +67,10 @@ class Proposer(Protocol):
         ...
 
 
-class NgramProposer:
-    """Looks the newest tokens up in the history."""
+class _WithoutModel:
+    """What a proposer that runs no model does not need: it holds no arrays, and has nothing to keep up with."""
 
-    uses_history = True
-    chances: jax.Array | None = None  # what is looked up is not drawn
-
-    def __init__(self, history: TokenHistory, buckets: BucketTable, *, min_tokens: int, max_tokens: int):
-        self._history = history
-        self._buckets = buckets
-        self._lengths = {"min_tokens": min_tokens, "max_tokens": max_tokens}
+    chances: jax.Array | None = None  # nothing is drawn
 
     @property
     def arrays(self) -> list[jax.Array]:
@@ -96,6 +90,17 @@ class NgramProposer:
 
     def catch_up(self, state: RowState, drafting: Sequence[ScheduledRequest], executables: Executables) -> None:
         pass
+
+
+class NgramProposer(_WithoutModel):
+    """Looks the newest tokens up in the history."""
+
+    uses_history = True
+
+    def __init__(self, history: TokenHistory, buckets: BucketTable, *, min_tokens: int, max_tokens: int):
+        self._history = history
+        self._buckets = buckets
+        self._lengths = {"min_tokens": min_tokens, "max_tokens": max_tokens}
 
     def tasks(self, state: RowState, *, num_blocks: int) -> list[Task]:
         run = jit_with(propose_ngram, donate=(0, 1), **self._lengths)
@@ -120,34 +125,14 @@ class NgramProposer:
         return state, drafts
 
 
-class HostProposer:
+class HostProposer(_WithoutModel):
     """Takes the drafts that the host found and wrote into its requests."""
 
     uses_history = False
-    chances: jax.Array | None = None
 
     def __init__(self, buckets: BucketTable, *, max_draft_tokens: int):
         self._buckets = buckets
         self._max_draft_tokens = max_draft_tokens
-
-    @property
-    def arrays(self) -> list[jax.Array]:
-        return []
-
-    def allocate(self, num_blocks: int) -> None:
-        pass
-
-    def note_plan(self, scheduled: Sequence[ScheduledRequest]) -> None:
-        pass
-
-    def forget_blocks(self, block_ids: Iterable[int]) -> None:
-        pass
-
-    def num_missing(self, request: Request) -> int:
-        return 0
-
-    def catch_up(self, state: RowState, drafting: Sequence[ScheduledRequest], executables: Executables) -> None:
-        pass
 
     def tasks(self, state: RowState, *, num_blocks: int) -> list[Task]:
         run = jit_with(write_drafts, donate=(0,))
