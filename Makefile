@@ -31,7 +31,7 @@ chat: install
 	$(BIN)/python -m pagedjax chat $(MODEL) $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -45,3 +45,9 @@ importlib.import_module("tests.typechecking")  # the jaxtyping hook looks it up 
 def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  libraries under test may draw from the global generator
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first, so that no worker begins a long one when the others are at their end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # stable

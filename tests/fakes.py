@@ -16,6 +16,7 @@ from pagedjax.loading.weights import LoadedModel
 from pagedjax.models.causal_lm import CausalLM
 from pagedjax.models.config import ModelConfig, RopeConfig
 from pagedjax.text.tokenizer import Tokenizer
+from tests.kept_executables import sharing_executables
 
 VOCAB_SIZE = 263  # a prime, so that the sums do not run into zero
 EOS = 256
@@ -115,7 +116,8 @@ def fake_engine(*, poison=None, draft_errs_every=None, **options):
     draft = None
     if config.speculation is not None and config.speculation.method == "draft_model":
         draft = LoadedModel(FAKE_CONFIG, FakeModel(errs_every=draft_errs_every))
-    return LLMEngine(config, loaded=loaded, tokenizer=byte_tokenizer(), draft=draft)
+    with sharing_executables(is_optimised=False):  # the fake model's sums are whole numbers
+        return LLMEngine(config, loaded=loaded, tokenizer=byte_tokenizer(), draft=draft)
 
 
 def run_all(engine, requests):

@@ -12,6 +12,7 @@ import pytest
 
 from pagedjax import LLM, SamplingParams
 from pagedjax.loading.hf_config import model_config_from_hf
+from tests.kept_executables import sharing_executables
 from tests.oracles import tiny_models
 
 KINDS = [
@@ -29,12 +30,13 @@ COUNT = 32
 
 def make_llm(**options):
     defaults = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 32, "max_num_batched_tokens": 64}
-    return LLM(
-        params=tiny_models.weights("mistral"),
-        model_config=model_config_from_hf(tiny_models.CASES["mistral"]),
-        show_progress=False,
-        **(defaults | options),
-    )
+    with sharing_executables():
+        return LLM(
+            params=tiny_models.weights("mistral"),
+            model_config=model_config_from_hf(tiny_models.CASES["mistral"]),
+            show_progress=False,
+            **(defaults | options),
+        )
 
 
 def requests():

@@ -194,7 +194,7 @@ def test_serving_and_testing_run_in_the_environment(machine):
     assert machine.make("serve", "MODEL=m", "ARGS=--port 1").returncode == 0
     assert machine.calls()[-1] == "python3 -m pagedjax serve m --port 1"
     assert machine.make("test").returncode == 0
-    assert machine.calls()[-1] == "python3 -m pytest -n auto --dist loadfile"
+    assert machine.calls()[-1] == "python3 -m pytest -n auto --dist loadfile --no-loadscope-reorder"
 
 
 def test_the_pins_have_hashes_and_no_addresses():

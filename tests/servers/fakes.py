@@ -138,6 +138,7 @@ class FakeEngine:
         moving = [request for request in self.requests.values() if request.finish_reason is not None or not is_held]
         outputs = [output for request in moving if (output := self._advance(request))]
         self.requests = {key: request for key, request in self.requests.items() if request.finish_reason is None}
+        self._notify()
         return outputs
 
     def abort(self, request_ids):
@@ -187,7 +188,7 @@ class FakeEngine:
         self.was_shut_down = True
 
     async def until(self, condition):
-        """Wait until what the engine has heard (`added`, `aborted`) fulfils `condition`."""
+        """Wait until what the engine has heard (`added`, `aborted`) or still has (`requests`) fulfils `condition`."""
 
         def wait():
             with self._changed:

@@ -14,6 +14,7 @@ from pagedjax.execution import buckets
 from pagedjax.loading.arrays import model_from_params
 from pagedjax.loading.hf_config import model_config_from_hf
 from tests.fakes import byte_tokenizer, run_all
+from tests.kept_executables import sharing_executables
 from tests.oracles import tiny_models
 
 KINDS = [
@@ -54,7 +55,7 @@ def make_engine(method=None):
     speculative = None if method is None else METHODS[method] | FIXED
     config = EngineConfig(**OPTIONS, speculative_config=speculative)
     draft = model() if method == "draft_model" else None
-    with pytest.MonkeyPatch.context() as patch:
+    with sharing_executables(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(buckets.SAMPLE_BUCKETS, "cpu", ())
         for sizes in (buckets.DECODE_SIZES, buckets.VERIFY_SIZES):
             patch.setitem(sizes, "cpu", (config.max_num_seqs,))

@@ -221,7 +221,7 @@ def test_compiling_is_killed_when_it_takes_too_long(tokenizer):
     began = time.monotonic()
     with pytest.raises(InvalidRequestError, match=r"took more than 0\.2 s"):
         compiled.start(StructuredOutputsParams(grammar=f"start: {alternatives}"))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
 
 
 def test_a_compiling_process_that_dies_costs_its_request_alone(compiled, monkeypatch):
