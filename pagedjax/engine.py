@@ -450,7 +450,7 @@ class LLMEngine:
     def _dispatch(self, output: SchedulerOutput) -> None:
         is_starved = not self._in_flight or self._in_flight[-1][0].is_ready
         self._in_flight.append((self._runner.dispatch(output), time.perf_counter()))
-        self._iterations.note_dispatch(output.scheduled, is_starved=is_starved)
+        self._iterations.note_dispatch(output, is_starved=is_starved)
         if self._speculation is not None:
             self._speculation.note_dispatch(output)
 
@@ -473,8 +473,13 @@ class LLMEngine:
         confirmed = self._scheduler.confirm(step.output, result.token_ids, result.failed, result.candidates)
         for request, token_ids in confirmed:
             running, completion = self._completions[request.request_id]
-            self._push(running, completion, token_ids, result)
-            touched[running.new.request_id] = None
+            if completion.is_bare and token_ids and self._speculation is None and not request.is_finished:
+                self._counts["generation_tokens"] += len(token_ids)
+                running.note_tokens(result.read_time)
+            else:
+                self._push(running, completion, token_ids, result)
+            if running.wants_parts or request.is_finished:
+                touched[running.new.request_id] = None
         return touched
 
     def _push(

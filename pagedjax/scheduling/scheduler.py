@@ -59,11 +59,17 @@ class SchedulerOutput:
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     num_tokens: int = 0
     num_draft_tokens: int = 0  # among them
+    num_sampling: int = 0  # of the scheduled requests
     copies: BlockCopies = field(default_factory=BlockCopies)
     preempted: list[Request] = field(default_factory=list)
     timed_out: list[Request] = field(default_factory=list)
     finished_requests: list[Request] = field(default_factory=list)  # their blocks and rows were freed just now
     forked_blocks: list[tuple[int, int]] = field(default_factory=list)  # (from, to), on the device, after `copies`
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request computes exactly its newest token, which its device row knows."""
+        return self.num_tokens == self.num_sampling == len(self.scheduled)
 
 
 class Start(NamedTuple):
@@ -242,7 +248,8 @@ class Scheduler:
                     yield from self._follow_beam(request, candidates[request.request_id])
             elif share.samples and not request.is_beam:
                 token_ids = sampled.get(request.request_id, ()) if is_failed else sampled[request.request_id]
-                self._take_back(share, 1 + share.num_draft_tokens - len(token_ids))
+                if share.num_draft_tokens:
+                    self._take_back(share, 1 + share.num_draft_tokens - len(token_ids))
                 for token_id in token_ids:
                     status = request.append(token_id)
                     if status is not None:
@@ -259,10 +266,9 @@ class Scheduler:
 
     def _take_back(self, share: ScheduledRequest, num_refused: int) -> None:
         """Lower the bounds of a request by the drafts that were refused; the device has done so with its row."""
-        if share.num_draft_tokens:
-            share.request.num_tokens_bound -= num_refused
-            if share.request.row is not None:  # if it was preempted it computes everything again
-                share.request.num_computed_tokens -= num_refused
+        share.request.num_tokens_bound -= num_refused
+        if share.request.row is not None:  # if it was preempted it computes everything again
+            share.request.num_computed_tokens -= num_refused
 
     def finish(self, request: Request, status: RequestStatus, stop_reason: int | str | None = None) -> None:
         """End a request, and with a beam its whole search; the first status stays.
@@ -456,6 +462,7 @@ class Scheduler:
             samples = seq_len == bound + num_drafts
             if samples:
                 request.num_tokens_bound = bound + num_drafts + 1
+                output.num_sampling += 1
             if num_new > 1 + num_drafts:
                 self.prefix_cache.register(request)  # requests admitted to this very step may share it
             writes_row = request.is_new_row or request.is_beam  # a beam may have taken on another's tokens and blocks
