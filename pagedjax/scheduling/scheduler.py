@@ -377,7 +377,7 @@ class Scheduler:
         request.status, request.stop_reason = status, stop_reason
         del self.requests[request.request_id]
         self._finished.append(request)
-        self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
+        self._fair_share.give_back(request.client, request.place, request.max_num_tokens - request.num_tokens)
 
     def _follow_beam(self, request: Request, candidates: Candidates) -> list[tuple[Request, list[int]]]:
         """Go on with a search when candidates of all its beams have arrived; return the outputs if it is over."""
@@ -397,7 +397,8 @@ class Scheduler:
     def _register(self, request: Request, *, num_charged: int) -> None:
         request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         rank = (request.priority,) if self.policy == "priority" else ()
-        request.order = (*rank, self._fair_share.stamp(request.client, num_charged), next(self._serial))
+        request.place = self._fair_share.stamp(request.client, num_charged)
+        request.order = (*rank, request.place.start, next(self._serial))
         self.requests[request.request_id] = request
         self._deadlines.add(request)
 
@@ -626,7 +627,7 @@ class Scheduler:
         request.row, request.is_new_row = heapq.heappop(self._free_rows), True
         request.status = RequestStatus.SWAPPING_IN if num_on_host else RequestStatus.RUNNING
         self.swapping.swap_in(request)
-        self._fair_share.note_started(request.order[-2])
+        self._fair_share.note_started(request.place.start)
         insort(self.running, request, key=_by_order)
         return True
 
