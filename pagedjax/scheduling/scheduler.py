@@ -27,7 +27,7 @@ from pagedjax.scheduling.fork import PromptForks
 from pagedjax.scheduling.host_pool import HostPool
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
-from pagedjax.scheduling.preemption import PreemptionCosts
+from pagedjax.scheduling.preemption import PreemptionCosts, log_preemption
 from pagedjax.scheduling.prefix_cache import PrefixCache
 from pagedjax.scheduling.request import LAST_UNFINISHED, Request, RequestStatus
 from pagedjax.scheduling.swapping import BlockCopies, CopyProgress, Swapping
@@ -584,6 +584,8 @@ class Scheduler:
         if may_swap and self.swapping.swap_out(victim):
             self._release_row(victim)
         else:
+            if not may_swap:
+                log_preemption(victim, "recompute", victim.num_computed_tokens, "the prefix cache is reset")
             self._release(victim)
             victim.status = RequestStatus.PREEMPTED
 

@@ -258,6 +258,36 @@ def test_the_cheaper_way_is_chosen_and_logged(speed, seconds_per_token, is_swapp
     assert victim.output_token_ids == expected_output(victim)
 
 
+def test_every_victim_is_logged_with_what_becomes_of_it(caplog):
+    """Those on their way back from the host were not, nor those of a reset."""
+    driver = make_driver(max_copies=1, chunk_size=1, num_host_chunks=20)
+    requests = two_requests(driver)
+    run_until(driver, requests[1], SWAPPING_IN)
+    num_tokens = 4 * len(requests[1].host_slots)
+    with caplog.at_level(logging.INFO, logger="pagedjax.scheduling.preemption"):
+        driver.scheduler._preempt(requests[1])
+        driver.step()
+        (runner,) = driver.scheduler.running
+        num_computed = runner.num_computed_tokens
+        assert driver.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert caplog.messages == [
+        f"preempting b: swap {num_tokens} tokens (the host still has them, it was on its way back)",
+        f"preempting {runner.request_id}: recompute {num_computed} tokens (the prefix cache is reset)",
+    ]
+    driver.run()
+    assert [request.output_token_ids for request in requests] == [expected_output(request) for request in requests]
+
+
+def test_who_may_not_read_prefixes_does_not_look_them_up_on_the_host():
+    driver = make_driver()
+    driver.add("a", range(20), max_tokens=2, skip=True)
+    driver.run()
+    assert driver.scheduler.stats()["external_prefix_cache_queries"] == 0
+    driver.add("b", range(20), max_tokens=2)
+    driver.run()
+    assert driver.scheduler.stats()["external_prefix_cache_queries"] > 0
+
+
 def test_what_takes_longer_to_copy_than_to_compute_is_computed():
     driver = make_driver(num_host_chunks=20)
     driver.scheduler.swapping.costs = PreemptionCosts("auto", CopySpeed(0.001, 1.0))
