@@ -133,11 +133,13 @@ def plan(
         num_tokens = (num_blocks - 1) // config.auto_concurrency * config.block_size
         max_model_len = min(max(num_tokens, config.block_size), model.max_position_embeddings)
     blocks_per_request = -(-max_model_len // config.block_size)
-    useful = config.max_num_seqs * blocks_per_request + 1
+    is_stated = bool(config.num_gpu_blocks_override or config.kv_cache_memory_bytes)
+    if not (is_stated and config.enable_prefix_caching):  # what was asked for may be for prefixes
+        num_blocks = min(num_blocks, config.max_num_seqs * blocks_per_request + 1)  # requests use no more
     ledger = Ledger(
         budget=budget, weights=weights, draft_weights=draft_weights, request_state=request_state,
         temporaries=temporaries, margin=margin, foreign=foreign, block=one_block, draft_block=draft_block,
-        num_blocks=min(num_blocks, useful), block_size=config.block_size, max_model_len=max_model_len,
+        num_blocks=num_blocks, block_size=config.block_size, max_model_len=max_model_len,
         device=device.platform, swap_staging=swap_staging,
     )  # fmt: skip
     if ledger.max_concurrency < 1:

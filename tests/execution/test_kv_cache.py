@@ -60,6 +60,14 @@ def test_staging_buffers_for_swapped_blocks_are_in_the_ledger_and_cost_blocks(gp
     assert not any("swapped" in name for name, _ in without.rows())
 
 
+@pytest.mark.parametrize("size", [{"num_gpu_blocks_override": 100}, {"kv_cache_memory_bytes": 100 * BLOCK}])
+@pytest.mark.parametrize(("enable_prefix_caching", "num_blocks"), [(True, 100), (False, 33)])
+def test_a_stated_size_is_kept_where_prefixes_may_use_it(size, enable_prefix_caching, num_blocks):
+    """One request of 32 blocks at a time left no room to pin a prefix, however large the pool was said to be."""
+    assert plan(**size, max_num_seqs=1, enable_prefix_caching=enable_prefix_caching).num_blocks == num_blocks
+    assert plan(max_num_seqs=1).num_blocks == 33
+
+
 def test_auto_is_an_error_where_not_even_one_block_fits():
     with pytest.raises(ConfigError, match="request of max_model_len 8 needs"):
         plan(kv_cache_memory_bytes=BLOCK, max_model_len="auto")
