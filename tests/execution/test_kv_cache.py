@@ -100,11 +100,15 @@ def test_where_not_even_the_step_fits_nothing_is_promised(gpu):
     assert "use a smaller dtype" in str(error.value)
 
 
-@pytest.mark.parametrize(("num_blocks", "is_hinted"), [(513, True), (600, True), (3000, False)])
-def test_a_pool_for_a_few_of_the_longest_requests_is_a_hint_at_start(num_blocks, is_hinted):
+@pytest.mark.parametrize(
+    ("num_blocks", "max_num_seqs", "is_hinted"),
+    [(513, 256, True), (600, 256, True), (3000, 256, False), (1025, 2, False), (1024, 2, True)],
+)
+def test_a_pool_for_a_few_of_the_longest_requests_is_a_hint_at_start(num_blocks, max_num_seqs, is_hinted):
+    """Two requests at a time were advised to be shorter where there was room for both."""
     ledger = kv_cache.Ledger(
         budget=0, weights=0, request_state=0, temporaries=0, margin=0, foreign=0, block=BLOCK, num_blocks=num_blocks,
-        block_size=8, max_model_len=4096, device="gpu",
+        block_size=8, max_model_len=4096, device="gpu", max_num_seqs=max_num_seqs,
     )  # fmt: skip
     hints = [line for line in ledger.lines() if line.startswith("Hint:")]
     assert bool(hints) == is_hinted
