@@ -196,7 +196,7 @@ class HostChunks:
         """
         staging = self._gather(kv_cache, [])
         try:
-            if staging.device.platform == "gpu":  # its allocator keeps what it has pinned once, which takes a while
+            if jax.default_backend() == "gpu":  # its allocator keeps what it has pinned once, which takes a while
                 jax.block_until_ready([transfer(staging, self._host) for _ in range(self.plan.num_chunks)])
             chunk = jax.block_until_ready(transfer(staging, self._host))
         except jax.errors.JaxRuntimeError as error:
