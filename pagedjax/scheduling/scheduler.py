@@ -635,8 +635,8 @@ class Scheduler:
 
     def _note_found(self, request: Request, start: Start) -> int:
         """Take note of what the prefix cache has of an admitted request; return how many more blocks the host has."""
-        self.prefix_cache.record(request, start.num_tokens)
         num_on_host = self.swapping.hold(request, len(start.block_ids))
+        self.prefix_cache.record(request, start.num_tokens, num_on_host=num_on_host * self.block_size)
         if request.num_preemptions == 0:
             request.num_cached_tokens = start.num_tokens + num_on_host * self.block_size
         return num_on_host

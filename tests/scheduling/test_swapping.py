@@ -120,6 +120,21 @@ def test_a_prefix_that_is_evicted_comes_back_from_the_host():
     assert_all_back(driver)
 
 
+def test_what_comes_back_from_the_host_is_no_partial_miss():
+    """A block on the device that begins alike was counted as one, though the host had the whole of the right block."""
+    driver = make_driver(num_host_chunks=20)
+    driver.add("first", range(30), max_tokens=2)
+    driver.run()
+    driver.add("other", [0, 1, *range(100, 133)], max_tokens=3)
+    driver.run()
+    before = driver.scheduler.stats()["prefix_cache_partial_block_misses"]
+    driver.add("again", range(30), max_tokens=2)
+    driver.run()
+    stats = driver.scheduler.stats()
+    assert stats["external_prefix_cache_hits"] >= 28
+    assert stats["prefix_cache_partial_block_misses"] == before
+
+
 def test_a_prefix_that_several_requests_wait_for_comes_back_once():
     driver = make_driver(num_host_chunks=20, copy_iterations=3, num_blocks=16, max_model_len=60, max_copies=16)
     prompt = list(range(29))
