@@ -27,7 +27,7 @@ from pagedjax.execution.in_flight import InFlightStep, StepResult
 from pagedjax.execution.model_runner import ModelRunner
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
-from pagedjax.iteration_stats import Histogram, IterationStats
+from pagedjax.iteration_stats import Histogram, IterationStats, StepTimes
 from pagedjax.length_hint import LengthHint
 from pagedjax.loading import load_model
 from pagedjax.loading.generation_config import generation_defaults
@@ -176,6 +176,7 @@ class LLMEngine:
         self._iterations = IterationStats(
             weight_bytes=ledger.weights, kv_bytes_per_token=ledger.block / self.config.block_size
         )
+        self._step_times = StepTimes()
         self._length_hint = LengthHint(max_model_len)
         self._running: dict[str, RunningRequest] = {}
         self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
@@ -458,11 +459,10 @@ class LLMEngine:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
         result = self._runner.read(step)
         seconds = self._iterations.note_result(dispatched_time)
-        if step.sampling:  # of other steps nothing is read, so nobody waited for them
-            plan = step.output
-            self._scheduler.note_step(
-                num_requests=len(plan.scheduled), num_tokens=plan.num_tokens - plan.num_draft_tokens, seconds=seconds
-            )
+        num_tokens = step.output.num_tokens - step.output.num_draft_tokens
+        share = self._step_times.share(num_tokens, seconds, is_awaited=bool(step.sampling))
+        if share is not None:
+            self._scheduler.note_step(num_requests=len(step.output.scheduled), num_tokens=num_tokens, seconds=share)
         if self._speculation is not None:
             self._speculation.note_result(step.output, result.verified, seconds)
         touched: dict[str, None] = {}
@@ -488,7 +488,8 @@ class LLMEngine:
         request = completion.request
         self._counts["generation_tokens"] += len(token_ids)
         scores: list[TokenScores] = [] if request.hypothesis is None else scores_of(request.hypothesis)
-        if request.sampling_params.logprobs is not None and result.logprobs is not None and token_ids:
+        wants_logprobs = request.sampling_params.logprobs is not None and not request.is_beam
+        if wants_logprobs and result.logprobs is not None and token_ids:
             scores = [_score_at(result.logprobs, next(result.logprob_rows[request.request_id]))]
         if token_ids:
             running.note_tokens(result.read_time)

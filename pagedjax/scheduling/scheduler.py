@@ -27,7 +27,7 @@ from pagedjax.scheduling.fork import PromptForks
 from pagedjax.scheduling.host_pool import HostPool
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
-from pagedjax.scheduling.preemption import PreemptionCosts
+from pagedjax.scheduling.preemption import PreemptionCosts, log_preemption
 from pagedjax.scheduling.prefix_cache import PrefixCache
 from pagedjax.scheduling.request import LAST_UNFINISHED, Request, RequestStatus
 from pagedjax.scheduling.swapping import BlockCopies, CopyProgress, Swapping
@@ -383,7 +383,7 @@ class Scheduler:
         request.status, request.stop_reason = status, stop_reason
         del self.requests[request.request_id]
         self._finished.append(request)
-        self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
+        self._fair_share.give_back(request.client, request.place, request.max_num_tokens - request.num_tokens)
 
     def _follow_beam(self, request: Request, candidates: Candidates) -> list[tuple[Request, list[int]]]:
         """Go on with a search when candidates of all its beams have arrived; return the outputs if it is over."""
@@ -403,7 +403,8 @@ class Scheduler:
     def _register(self, request: Request, *, num_charged: int) -> None:
         request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         rank = (request.priority,) if self.policy == "priority" else ()
-        request.order = (*rank, self._fair_share.stamp(request.client, num_charged), next(self._serial))
+        request.place = self._fair_share.stamp(request.client, num_charged)
+        request.order = (*rank, request.place.start, next(self._serial))
         self.requests[request.request_id] = request
         self._deadlines.add(request)
 
@@ -590,6 +591,8 @@ class Scheduler:
         if may_swap and self.swapping.swap_out(victim):
             self._release_row(victim)
         else:
+            if not may_swap:
+                log_preemption(victim, "recompute", victim.num_computed_tokens, "the prefix cache is reset")
             self._release(victim)
             victim.status = RequestStatus.PREEMPTED
 
@@ -633,14 +636,14 @@ class Scheduler:
         request.row, request.is_new_row = heapq.heappop(self._free_rows), True
         request.status = RequestStatus.SWAPPING_IN if num_on_host else RequestStatus.RUNNING
         self.swapping.swap_in(request)
-        self._fair_share.note_started(request.order[-2])
+        self._fair_share.note_started(request.place.start)
         insort(self.running, request, key=_by_order)
         return True
 
     def _note_found(self, request: Request, start: Start) -> int:
         """Take note of what the prefix cache has of an admitted request; return how many more blocks the host has."""
-        self.prefix_cache.record(request, start.num_tokens)
         num_on_host = self.swapping.hold(request, len(start.block_ids))
+        self.prefix_cache.record(request, start.num_tokens, num_on_host=num_on_host * self.block_size)
         if request.num_preemptions == 0:
             request.num_cached_tokens = start.num_tokens + num_on_host * self.block_size
         return num_on_host

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from pagedjax.config import EngineConfig
+from pagedjax.config import AUTO, EngineConfig
 from pagedjax.loading import LoadedModel, load_model
 from pagedjax.models.config import ModelConfig
 from pagedjax.speculation.vocabulary import check_same_vocabulary
@@ -29,7 +29,9 @@ def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer |
     loaded = load_model(own)
     draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
     check_same_vocabulary(target, loaded.config, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
-    positions, longest = loaded.config.max_position_embeddings, config.max_model_len or target.max_position_embeddings
+    positions, longest = loaded.config.max_position_embeddings, config.max_model_len
+    if longest is None or longest == AUTO:
+        longest = target.max_position_embeddings
     if positions < longest:
         logger.warning(
             "the draft model's positions end at %d, requests may be %d tokens long: past that its drafts are useless, "
