@@ -159,20 +159,22 @@ class Mailboxes:
 
 def _join(deltas: list[RequestOutput]) -> RequestOutput:
     """Join consecutive deltas of one request into one."""
-    completions: dict[int, CompletionOutput] = {}
+    parts: dict[int, list[CompletionOutput]] = {}
     for delta in deltas:
         for new in delta.outputs:
-            old = completions.get(new.index)
-            completions[new.index] = new if old is None else _join_completion(old, new)
+            parts.setdefault(new.index, []).append(new)
+    completions = [_join_completions(one) if len(one) > 1 else one[0] for one in parts.values()]
     prompt_logprobs = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None)
-    return dataclasses.replace(deltas[-1], outputs=list(completions.values()), prompt_logprobs=prompt_logprobs)
+    return dataclasses.replace(deltas[-1], outputs=completions, prompt_logprobs=prompt_logprobs)
 
 
-def _join_completion(old: CompletionOutput, new: CompletionOutput) -> CompletionOutput:
-    has_logprobs = old.logprobs is not None or new.logprobs is not None
+def _join_completions(parts: list[CompletionOutput]) -> CompletionOutput:
+    logprobs = None
+    if any(part.logprobs is not None for part in parts):
+        logprobs = [entry for part in parts for entry in part.logprobs or ()]
     return dataclasses.replace(
-        new,
-        text=old.text + new.text,
-        token_ids=old.token_ids + new.token_ids,
-        logprobs=(old.logprobs or []) + (new.logprobs or []) if has_logprobs else None,
+        parts[-1],
+        text="".join([part.text for part in parts]),
+        token_ids=[token_id for part in parts for token_id in part.token_ids],
+        logprobs=logprobs,
     )
