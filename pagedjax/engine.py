@@ -22,7 +22,7 @@ from flax import nnx
 from pagedjax.config import EngineConfig, resolve
 from pagedjax.device import check_devices, device_memory
 from pagedjax.engine_view import EngineView
-from pagedjax.errors import EngineDeadError, InvalidRequestError
+from pagedjax.errors import ConfigError, EngineDeadError, InvalidRequestError
 from pagedjax.execution.in_flight import InFlightStep, StepResult
 from pagedjax.execution.model_runner import ModelRunner
 from pagedjax.execution.phase_times import PhaseTimes
@@ -343,6 +343,31 @@ class LLMEngine:
                 stats["num_blocks_used"], stats["num_requests_running"], stats["num_blocks_pinned"],
             )  # fmt: skip
         return is_reset
+
+    def update_weights(self, params: Any) -> None:
+        """Replace the target model's weights; nothing is compiled again, and nothing is cached of the old ones.
+
+        Args:
+          params: as for the constructor: an `nnx.State` of the model or its nested dict, or a flat dict of Hugging Face
+            names, of the shapes of the old weights. Both are in device memory for a moment.
+
+        Raises:
+          CheckpointError: they do not fit the model; the old ones stay.
+          ConfigError: requests are unfinished, or prefixes pinned, which were computed with the old ones.
+        """
+        self._check_open()
+        if self._running or self._scheduler.pinned.num_blocks:
+            raise ConfigError(
+                f"the weights cannot change under {len(self._running)} unfinished requests and "
+                f"{self._scheduler.pinned.num_blocks} pinned blocks; let the requests end and unpin prefixes"
+            )
+        loaded = load_model(self.config, params=params, model_config=self.model_config)
+        while self.has_unfinished_requests():
+            self.step()  # nothing but what the last requests left in flight
+        self._runner.replace_weights(loaded.model)
+        self._scheduler.reset_prefix_cache()
+        if self._speculation is not None:
+            self._speculation.reset()
 
     def pin_prefix(self, prompt: str | Sequence[int], *, cache_salt: str | None = None) -> int:
         """Keep the full blocks of a prompt that was computed, whatever else needs room; return their tokens.

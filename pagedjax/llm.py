@@ -229,6 +229,16 @@ class LLM:
         with self._alone(), InterruptAfterwards():
             return self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
+    def update_weights(self, params: Any) -> None:
+        """Replace the model's weights between calls, as `LLMEngine.update_weights` says: a training loop's next ones.
+
+        Raises:
+          CheckpointError: they do not fit the model; the old ones stay.
+          ConfigError: requests of other threads or unread streams are unfinished, or prefixes kept warm.
+        """
+        with self._alone(), InterruptAfterwards():
+            self.engine.update_weights(params)
+
     def shutdown(self) -> None:
         """End all requests and free the device memory. The object is of no use afterwards."""
         with self._alone():

@@ -4,13 +4,14 @@ swapped out and in.
 A tiny Mistral with random weights, whose window of 8 every prompt crosses; greedy and sampled, with every filter.
 """
 
+import re
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
-from pagedjax import LLM, SamplingParams
+from pagedjax import LLM, CheckpointError, ConfigError, SamplingParams
 from pagedjax.loading.hf_config import model_config_from_hf
 from tests.kept_executables import few_buckets, sharing_executables
 from tests.oracles import tiny_models
@@ -28,11 +29,11 @@ KINDS = [
 COUNT = 32
 
 
-def make_llm(**options):
+def make_llm(params=None, **options):
     defaults = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 32, "max_num_batched_tokens": 64}
     with sharing_executables(), few_buckets(num_rows=(1,), num_tokens=(16,)):
         return LLM(
-            params=tiny_models.weights("mistral"),
+            params=tiny_models.weights("mistral") if params is None else params,
             model_config=model_config_from_hf(tiny_models.CASES["mistral"]),
             show_progress=False,
             **(defaults | options),
@@ -122,6 +123,27 @@ def test_a_warm_prefix_is_computed_once_and_changes_no_token(llm, alone):
     assert not llm.reset_prefix_cache()
     assert llm.unpin(prompts[longest][:40])
     assert llm.reset_prefix_cache()
+
+
+def test_other_weights_give_the_tokens_of_an_engine_that_began_with_them(llm, alone):
+    prompts, params = requests()
+    old = tiny_models.weights("mistral")
+    new = {name: one[..., ::-1].copy() for name, one in old.items()}
+    with make_llm(params=new) as other:
+        expected = tokens(other, prompts[:4], params[:4])
+    llm.update_weights(new)
+    assert tokens(llm, prompts[:4], params[:4]) == expected != alone[:4]
+    kept = llm.warm_prefix([5] * 20)
+    with pytest.raises(ConfigError, match="0 unfinished requests and 2 pinned blocks; let the requests end and unpin"):
+        llm.update_weights(old)
+    assert kept == 16
+    assert llm.unpin([5] * 20)
+    name = next(iter(old))
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        llm.update_weights(old | {name: old[name][:, :5]})
+    llm.update_weights(old)
+    assert tokens(llm, prompts[:4], params[:4]) == alone[:4]
+    assert llm.engine.stats()["num_compilations_after_ready"] == 0
 
 
 def test_prompts_in_chunks_of_sixteen(alone, eight_alone):

@@ -260,6 +260,12 @@ class ModelRunner:
             self._speculator.pick(hidden, [])
         return hidden, last_hidden
 
+    def replace_weights(self, model: nnx.Module) -> None:
+        """Run steps with the weights of another model of the same shapes from now on."""
+        leaves = tuple(jax.tree.leaves(nnx.state(model)))
+        assert shapes_of(leaves) == shapes_of(self._leaves), "loading checks shapes"
+        self._leaves = leaves
+
     def close(self) -> None:
         """Free the device arrays now rather than when the last reference goes."""
         for array in jax.tree.leaves((self._kv_cache, self._rows, self._wide, self._speculation_arrays)):

@@ -100,6 +100,10 @@ class Speculation:
         if self._host_drafts is not None:
             self._host_drafts.finish(request_id)
 
+    def reset(self) -> None:
+        """Forget how drafts fared: the weights have changed."""
+        self._controller.reset()
+
     def stats(self) -> dict[str, float]:
         """Counters under their metric names; accepted tokens by position have it at the end."""
         by_position = {

@@ -11,8 +11,9 @@ import pytest
 
 from pagedjax import SamplingParams
 from pagedjax.execution import buckets
+from pagedjax.loading import LoadedModel
 from pagedjax.structured_outputs import StructuredOutputsParams
-from tests.fakes import continuation, fake_engine, run_all
+from tests.fakes import FAKE_CONFIG, FakeModel, continuation, fake_engine, run_all
 
 WORDY = [29] + [1] * 38  # is followed by 7 tokens of printable text
 DRAFT = {"method": "draft_model", "model": "fake", "num_speculative_tokens": 3, "is_adaptive": False}
@@ -149,3 +150,14 @@ def test_the_trace_tells_each_step_s_proposals(engine):
         assert list(one.draft_token_ids[: one.num_accepted]) == right[place : place + one.num_accepted]
         place += one.num_accepted + 1
     assert place >= 25
+
+
+def test_other_weights_make_it_measure_anew(engine, monkeypatch):
+    model = LoadedModel(FAKE_CONFIG, FakeModel())
+    monkeypatch.setattr("pagedjax.engine.load_model", lambda config, **given: model)
+    controller = engine._speculation._controller
+    controller.reason = "of the old weights"
+    engine.update_weights({})
+    assert controller.reason == "speculation off: nothing is measured yet"
+    outs = run_all(engine, [("a", [1, 2, 3], greedy())])
+    assert outs["a"].outputs[0].token_ids == continuation([1, 2, 3], 24)
