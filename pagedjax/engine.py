@@ -483,7 +483,8 @@ class LLMEngine:
         request = completion.request
         self._counts["generation_tokens"] += len(token_ids)
         scores: list[TokenScores] = [] if request.hypothesis is None else scores_of(request.hypothesis)
-        if request.sampling_params.logprobs is not None and result.logprobs is not None and token_ids:
+        wants_logprobs = request.sampling_params.logprobs is not None and not request.is_beam
+        if wants_logprobs and result.logprobs is not None and token_ids:
             scores = [_score_at(result.logprobs, next(result.logprob_rows[request.request_id]))]
         if token_ids:
             running.note_tokens(result.read_time)
