@@ -22,7 +22,7 @@ from pagedjax.scheduling.beam_group import BeamGroup, BeamGroups, new_search
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.deadlines import Deadlines
-from pagedjax.scheduling.draft_room import blocks_behind, num_spare_blocks
+from pagedjax.scheduling.draft_room import blocks_behind, is_reading, num_spare_blocks
 from pagedjax.scheduling.fair_share import FairShare
 from pagedjax.scheduling.fork import PromptForks
 from pagedjax.scheduling.host_pool import HostPool
@@ -426,7 +426,8 @@ class Scheduler:
         """
         block_size, has_forks = self.block_size, bool(self._forks)
         scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
-        behind = blocks_behind(self.running, block_size) if num_behind else [0]
+        behind = blocks_behind(self.running, block_size) if num_behind else []
+        num_kept = self._num_kept_for_prompts() if behind else 0
         for request in requests:
             num_behind -= 1
             if request.row is None or request.status is RequestStatus.SWAPPING_IN:
@@ -444,7 +445,8 @@ class Scheduler:
                     continue
                 self._prompt_budget -= num_new
             elif request.num_draft_tokens and not (request.is_new_row or request.is_beam or may_copy):
-                num_drafts = self._num_drafts(request, budget - 1 - num_behind, self.pool.num_free - behind[num_behind])
+                num_free = self.pool.num_free - behind[num_behind]
+                num_drafts = self._num_drafts(request, budget - num_kept - 1 - num_behind, num_free)
                 num_new += num_drafts
             seq_len, first_new, new_block_ids = context_len + num_new, len(request.block_ids), ()
             if may_copy or seq_len > first_new * block_size:
@@ -476,6 +478,11 @@ class Scheduler:
             if budget == 0:
                 break
         output.num_tokens = self.max_num_batched_tokens - budget
+
+    def _num_kept_for_prompts(self) -> int:
+        """Tokens of the budget that drafts leave to prompts, if there are any to compute: they would wait for ever."""
+        has_prompts = (self.waiting and self._free_rows) or any(map(is_reading, self.running))
+        return min(self._prompt_budget, self.max_num_batched_tokens // 2) if has_prompts else 0
 
     def _num_drafts(self, request: Request, budget: int, num_free: int) -> int:
         """Limit a request's drafts to a budget, to the tokens it may still generate, and to blocks that nobody misses.

@@ -104,6 +104,20 @@ def test_drafts_leave_each_request_behind_a_token_of_the_budget():
     assert len(plan.scheduled) == len(requests)
 
 
+def test_drafts_leave_half_of_the_budget_to_prompts():
+    """They took all of it for as long as the others generated, and a prompt waited beside free rows and blocks."""
+    driver = Driver(num_draft_tokens=7, max_num_batched_tokens=20, num_blocks=100)
+    for i in range(3):
+        decoding(driver, str(i), [i], max_tokens=100)
+    assert driver.dispatch().num_draft_tokens == 17
+    driver.read()
+    prompt = driver.add("prompt", range(40), max_tokens=2)
+    for _ in range(4):
+        assert driver.dispatch().num_draft_tokens >= 6
+        driver.read()
+    assert prompt.num_computed_tokens >= 40
+
+
 def test_a_request_that_was_preempted_with_drafts_in_flight_computes_everything_again():
     driver = Driver(num_draft_tokens=3)
     request = decoding(driver, "a", range(6), max_tokens=20)
