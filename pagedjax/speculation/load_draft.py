@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 
 from pagedjax.config import EngineConfig
-from pagedjax.loading import LoadedModel, load_model
+from pagedjax.loading import LoadedModel, load_model, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.speculation.vocabulary import check_same_vocabulary
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None) -> LoadedModel | None:
-    """Return the draft model of an engine, None if it has none.
+    """Return the draft model of an engine, with weights of the target's type, or None if it has none.
 
     Raises:
       ConfigError: it cannot be found, is not supported, or has another vocabulary than the target.
@@ -24,8 +24,9 @@ def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer |
         return None
     load_format = "dummy" if config.load_format == "dummy" else "auto"
     own = replace(
-        config, model=speculation.model, revision=speculation.revision, load_format=load_format, tokenizer=None
-    )
+        config, model=speculation.model, revision=speculation.revision, load_format=load_format, tokenizer=None,
+        dtype=resolve_dtype(config.dtype, target).name,  # "auto" is the target's type here, whatever the draft's is
+    )  # fmt: skip
     loaded = load_model(own)
     draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
     check_same_vocabulary(target, loaded.config, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
