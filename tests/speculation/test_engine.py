@@ -4,8 +4,10 @@ What the fake model generates is known by hand, and it reads every token back fr
 or table shows. Requests end in the middle of accepted runs in every way there is.
 """
 
+import gc
 import json
 import re
+import weakref
 
 import pytest
 
@@ -29,7 +31,10 @@ def engine():
         engine = fake_engine(speculative_config=DRAFT, draft_errs_every=5)
     yield engine
     assert engine.stats()["num_compilations_after_ready"] == 0
+    draft = weakref.ref(engine._runner._draft)
     engine.shutdown()
+    gc.collect()
+    assert draft() is None, "an engine that was shut down holds its draft model's weights"
 
 
 @pytest.fixture(autouse=True)
