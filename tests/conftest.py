@@ -25,6 +25,7 @@ def _processor() -> str:
 
 
 CACHE_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+SHARES_MODEL = ("tests/test_smollm2.py", "tests/servers/test_demo_model.py", "tests/servers/test_structured_demo.py")
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # each its own: a reader may find another's entry half written
 
 for name, value in {
@@ -51,3 +52,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files with slow tests first, so that no worker begins a long one when the others are at their end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)  # stable
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist may be missing
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give each file to one worker, and all files with the embedded model to the same."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return "the embedded model" if path in SHARES_MODEL else path
+
+    return Scheduling(config, log)

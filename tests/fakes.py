@@ -20,6 +20,7 @@ from tests.kept_executables import sharing_executables
 
 VOCAB_SIZE = 263  # a prime, so that the sums do not run into zero
 EOS = 256
+NEVER = 1 << 30  # positions
 
 FAKE_CONFIG = ModelConfig(
     architecture="FakeForCausalLM",
@@ -54,13 +55,13 @@ def continuation(token_ids, count):
 class FakeModel(CausalLM):
     """Logit of token v after position p: -|v - next|, circular; NaN where a token equals `poison`.
 
-    With `errs_every` the most likely token is a wrong one at each position that it divides.
+    With `errs_every` the most likely token is a wrong one at the last of every so many positions.
     """
 
     def __init__(self, *, poison=None, errs_every=None):
         self.sharpness = nnx.Param(jnp.ones((), jnp.float32))
-        self.poison = poison
-        self.errs_every = errs_every
+        self.poison = nnx.Param(jnp.int32(-1 if poison is None else poison))
+        self.errs_every = nnx.Param(jnp.int32(NEVER if errs_every is None else errs_every))
 
     def __call__(self, token_ids, batch, kv_cache):
         (k, v), block_size = kv_cache[0], kv_cache[0][0].shape[2]
@@ -74,13 +75,11 @@ class FakeModel(CausalLM):
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         weights = jnp.where(places[None, :] <= batch.positions[:, None], places[None, :] + 1, 0)
         target = (jnp.int32(7) + (mine * weights).sum(axis=1, dtype=jnp.int32)) % jnp.int32(VOCAB_SIZE)
-        if self.errs_every is not None:
-            is_wrong = batch.positions % self.errs_every == 0
-            target = jnp.where(is_wrong, (target + 5) % VOCAB_SIZE, target)
+        is_wrong = batch.positions % self.errs_every[...] == self.errs_every[...] - 1
+        target = jnp.where(is_wrong, (target + 5) % VOCAB_SIZE, target)
         distance = jnp.abs(jnp.arange(VOCAB_SIZE, dtype=jnp.int32)[None, :] - target[:, None])
         hidden = -jnp.minimum(distance, VOCAB_SIZE - distance).astype(jnp.float32)  # [T, V]
-        if self.poison is not None:
-            hidden = jnp.where((token_ids == self.poison)[:, None], jnp.nan, hidden)
+        hidden = jnp.where((token_ids == self.poison[...])[:, None], jnp.nan, hidden)
         return hidden, [(k, v)]
 
     def compute_logits(self, hidden):

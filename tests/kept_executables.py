@@ -7,8 +7,11 @@ import jax
 import pytest
 from flax import nnx
 
+from pagedjax.execution import buckets
 from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.model_runner import ModelRunner
+
+LARGEST = 1 << 20  # above all limits
 
 
 class KeptExecutables(ExecutableCache):
@@ -47,3 +50,14 @@ def sharing_executables(*, is_optimised=True):
             yield
         finally:
             jax.config.update("jax_disable_most_optimizations", before)
+
+
+@contextmanager
+def few_buckets(*, num_rows=(), num_tokens=()):
+    """Have only these sizes of batches and steps, and the largest, for engines whose every size is slow to compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(buckets.SAMPLE_BUCKETS, "cpu", num_rows)
+        for sizes in (buckets.DECODE_SIZES, buckets.VERIFY_SIZES):
+            patch.setitem(sizes, "cpu", (*num_rows, LARGEST))
+        patch.setitem(buckets.TOKEN_SIZES, "cpu", (*num_tokens, LARGEST))
+        yield

@@ -22,7 +22,7 @@ def beams(width, max_tokens=12, **options):
 
 def make_llm(case, **options):
     defaults = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 16, "max_num_batched_tokens": 64}
-    with sharing_executables():
+    with sharing_executables(is_optimised=False):
         return LLM(
             params=tiny_models.weights(case),
             model_config=model_config_from_hf(tiny_models.CASES[case]),

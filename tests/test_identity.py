@@ -12,7 +12,7 @@ import pytest
 
 from pagedjax import LLM, SamplingParams
 from pagedjax.loading.hf_config import model_config_from_hf
-from tests.kept_executables import sharing_executables
+from tests.kept_executables import few_buckets, sharing_executables
 from tests.oracles import tiny_models
 
 KINDS = [
@@ -30,7 +30,7 @@ COUNT = 32
 
 def make_llm(**options):
     defaults = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 32, "max_num_batched_tokens": 64}
-    with sharing_executables():
+    with sharing_executables(), few_buckets(num_rows=(1,), num_tokens=(16,)):
         return LLM(
             params=tiny_models.weights("mistral"),
             model_config=model_config_from_hf(tiny_models.CASES["mistral"]),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pagedjax import LLM, SamplingParams
+from tests import demo
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,9 @@ TIE = 1e-4
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM("demo", max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=256, show_progress=False) as llm:
+    with demo.compiling_once():
+        llm = LLM(**demo.OPTIONS, show_progress=False)
+    with llm:
         yield llm
 
 

@@ -13,6 +13,7 @@ from pagedjax.execution import executable_cache
 from pagedjax.execution.compilation import Task, compile_all, enable_cache, jit_with, shapes_of
 from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.phase_times import PhaseTimes
+from tests.kept_executables import few_buckets
 from tests.loading.tiny_checkpoints import write_config
 
 X = jnp.arange(4, dtype=jnp.float32)
@@ -104,7 +105,9 @@ def test_an_engine_starts_from_cached_executables_and_gives_the_same_tokens(tmp_
     prompts, params = [[1, 2, 3], [4, 5, 6, 7]], [SamplingParams(max_tokens=8), SamplingParams(max_tokens=8, seed=3)]
     results = []
     for _ in range(2):
-        with LLM(**options) as llm:
+        with few_buckets():
+            llm = LLM(**options)
+        with llm:
             outputs = llm.generate(prompt_token_ids=prompts, sampling_params=params)
             results.append([output.outputs[0].token_ids for output in outputs])
             phases = llm.engine.start_up_seconds

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from pagedjax import AsyncEngine, EngineConfig, LLMEngine
 from servers import ServerConfig, create_app
+from tests import demo
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +35,8 @@ OPTIONS = (
 @pytest.fixture(scope="module")
 def url():
     """A server in a thread of its own, so that blocking clients can talk to it."""
-    options = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 129}
-    engine = AsyncEngine(LLMEngine(EngineConfig(model="demo", **options)))
+    with demo.compiling_once():
+        engine = AsyncEngine(LLMEngine(EngineConfig(**demo.OPTIONS)))
     loop, ready, found = asyncio.new_event_loop(), threading.Event(), {}
 
     async def start():
@@ -140,8 +141,8 @@ async def test_async_clients_at_once_get_what_they_get_alone(url):
 def test_errors_are_the_clients_own_classes(client):
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="max_model_len is 256"):
-        client.completions.create(model="demo", prompt="word " * 1000)
+    with pytest.raises(openai.BadRequestError, match="max_model_len is 1024"):
+        client.completions.create(model="demo", prompt="word " * 2000)
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model="demo", messages=PARIS, temperature=9)
     assert [model.id for model in client.models.list()] == ["demo"]

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from pagedjax import AsyncEngine, EngineConfig, LLMEngine
 from servers import ServerConfig, create_app
+from tests import demo
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +40,8 @@ def answers():
 
 
 async def ask_everything():
-    # the shapes of test_smollm2, which are compiled once for both
-    config = EngineConfig(model="demo", max_model_len=1024, max_num_seqs=32, max_num_batched_tokens=256)
-    engine = AsyncEngine(LLMEngine(config))
+    with demo.compiling_once():
+        engine = AsyncEngine(LLMEngine(EngineConfig(**demo.OPTIONS)))
     try:
         async with TestClient(TestServer(create_app(engine, ServerConfig()))) as http:
             base_url = str(http.make_url("/v1"))

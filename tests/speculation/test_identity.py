@@ -10,11 +10,10 @@ import pytest
 from flax import nnx
 
 from pagedjax import EngineConfig, LLMEngine, SamplingParams
-from pagedjax.execution import buckets
 from pagedjax.loading.arrays import model_from_params
 from pagedjax.loading.hf_config import model_config_from_hf
 from tests.fakes import byte_tokenizer, run_all
-from tests.kept_executables import sharing_executables
+from tests.kept_executables import few_buckets, sharing_executables
 from tests.oracles import tiny_models
 
 KINDS = [
@@ -55,11 +54,7 @@ def make_engine(method=None):
     speculative = None if method is None else METHODS[method] | FIXED
     config = EngineConfig(**OPTIONS, speculative_config=speculative)
     draft = model() if method == "draft_model" else None
-    with sharing_executables(), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(buckets.SAMPLE_BUCKETS, "cpu", ())
-        for sizes in (buckets.DECODE_SIZES, buckets.VERIFY_SIZES):
-            patch.setitem(sizes, "cpu", (config.max_num_seqs,))
-        patch.setitem(buckets.TOKEN_SIZES, "cpu", (config.max_num_batched_tokens,))
+    with sharing_executables(), few_buckets():
         return LLMEngine(config, loaded=model(), tokenizer=byte_tokenizer(), draft=draft)
 
 
