@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 
 from pagedjax.config import EngineConfig
+from pagedjax.errors import ConfigError
 from pagedjax.loading import LoadedModel, load_model, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.speculation.vocabulary import check_same_vocabulary
@@ -27,8 +28,11 @@ def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer |
         config, model=speculation.model, revision=speculation.revision, load_format=load_format, tokenizer=None,
         dtype=resolve_dtype(config.dtype, target).name,  # "auto" is the target's type here, whatever the draft's is
     )  # fmt: skip
-    loaded = load_model(own)
-    draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
+    try:
+        loaded = load_model(own)
+        draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
+    except ConfigError as error:  # which knows of one model only
+        raise type(error)(f"the draft model {speculation.model!r} cannot be used: {error}") from error
     check_same_vocabulary(target, loaded.config, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
     positions, longest = loaded.config.max_position_embeddings, config.max_model_len or target.max_position_embeddings
     if positions < longest:
