@@ -222,6 +222,11 @@ def _check_agreement(config: EngineConfig) -> None:
             f"auto_concurrency is {config.auto_concurrency}, but max_model_len is {config.max_model_len}; "
             "it belongs to --max-model-len auto: leave one out"
         )
+    if config.preemption_mode == "swap" and not config.swap_space:
+        raise ConfigError(
+            "preemption_mode is 'swap', but swap_space is 0, so that there is nowhere to swap to; "
+            "set --swap-space to some GiB or leave --preemption-mode out"
+        )
     if config.kv_cache_memory_bytes is not None and config.num_gpu_blocks_override is not None:
         raise ConfigError(
             f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes} and num_gpu_blocks_override is "

@@ -14,6 +14,7 @@ from pagedjax.errors import ConfigError
 
 MEMORY_SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # the second is the older name
 HOST_LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"  # of pinned memory
+CONTAINER_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroups 2 and 1
 HOST_LIMIT_GIB = 14  # what JAX allows at least where nobody says otherwise, with room for its own transfers
 
 
@@ -32,9 +33,8 @@ def allow_pinned_memory(num_gib: float, environ: MutableMapping[str, str] = os.e
 def host_memory_bytes(root: Path = Path("/")) -> int:
     """Return the memory of this host, or of the container that this process may not leave."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = root / "sys/fs/cgroup/memory.max"
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(total, int(text)) if text.isdigit() else total
+    limits = [path.read_text().strip() for name in CONTAINER_LIMITS if (path := root / name).is_file()]
+    return min([total, *(int(text) for text in limits if text.isdigit())])
 
 
 def check_devices() -> str:

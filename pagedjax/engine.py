@@ -27,7 +27,7 @@ from pagedjax.execution.in_flight import InFlightStep, StepResult
 from pagedjax.execution.model_runner import ModelRunner
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
-from pagedjax.iteration_stats import Histogram, IterationStats
+from pagedjax.iteration_stats import Histogram, IterationStats, StepTimes
 from pagedjax.length_hint import LengthHint
 from pagedjax.loading import load_model
 from pagedjax.loading.generation_config import generation_defaults
@@ -176,6 +176,7 @@ class LLMEngine:
         self._iterations = IterationStats(
             weight_bytes=ledger.weights, kv_bytes_per_token=ledger.block / self.config.block_size
         )
+        self._step_times = StepTimes()
         self._length_hint = LengthHint(max_model_len)
         self._running: dict[str, RunningRequest] = {}
         self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
@@ -450,7 +451,7 @@ class LLMEngine:
     def _dispatch(self, output: SchedulerOutput) -> None:
         is_starved = not self._in_flight or self._in_flight[-1][0].is_ready
         self._in_flight.append((self._runner.dispatch(output), time.perf_counter()))
-        self._iterations.note_dispatch(output.scheduled, is_starved=is_starved)
+        self._iterations.note_dispatch(output, is_starved=is_starved)
         if self._speculation is not None:
             self._speculation.note_dispatch(output)
 
@@ -458,11 +459,10 @@ class LLMEngine:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
         result = self._runner.read(step)
         seconds = self._iterations.note_result(dispatched_time)
-        if step.sampling:  # of other steps nothing is read, so nobody waited for them
-            plan = step.output
-            self._scheduler.note_step(
-                num_requests=len(plan.scheduled), num_tokens=plan.num_tokens - plan.num_draft_tokens, seconds=seconds
-            )
+        num_tokens = step.output.num_tokens - step.output.num_draft_tokens
+        share = self._step_times.share(num_tokens, seconds, is_awaited=bool(step.sampling))
+        if share is not None:
+            self._scheduler.note_step(num_requests=len(step.output.scheduled), num_tokens=num_tokens, seconds=share)
         if self._speculation is not None:
             self._speculation.note_result(step.output, result.verified, seconds)
         touched: dict[str, None] = {}
@@ -473,8 +473,13 @@ class LLMEngine:
         confirmed = self._scheduler.confirm(step.output, result.token_ids, result.failed, result.candidates)
         for request, token_ids in confirmed:
             running, completion = self._completions[request.request_id]
-            self._push(running, completion, token_ids, result)
-            touched[running.new.request_id] = None
+            if completion.is_bare and token_ids and self._speculation is None and not request.is_finished:
+                self._counts["generation_tokens"] += len(token_ids)
+                running.note_tokens(result.read_time)
+            else:
+                self._push(running, completion, token_ids, result)
+            if running.wants_parts or request.is_finished:
+                touched[running.new.request_id] = None
         return touched
 
     def _push(

@@ -5,10 +5,9 @@ Times are seconds of `time.perf_counter()`. Knows no names of metrics' formats a
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pagedjax.scheduling.scheduler import ScheduledRequest
+from pagedjax.scheduling.scheduler import SchedulerOutput
 
 TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SECOND_BOUNDS = (
@@ -67,11 +66,11 @@ class IterationStats:
         self._num_starved = 0
         self._read_bytes = 0.0
 
-    def note_dispatch(self, scheduled: Sequence[ScheduledRequest], *, is_starved: bool) -> None:
+    def note_dispatch(self, plan: SchedulerOutput, *, is_starved: bool) -> None:
         """Take note of a step that went to the device; starved if the device had finished everything before it."""
-        self._tokens.observe(sum(item.num_scheduled_tokens for item in scheduled))
+        self._tokens.observe(plan.num_tokens)
         self._num_starved += is_starved
-        num_read = sum(item.context_len + item.num_scheduled_tokens for item in scheduled)
+        num_read = plan.num_tokens + sum([item.context_len for item in plan.scheduled])
         self._read_bytes += self._weight_bytes + num_read * self._kv_bytes_per_token
 
     def note_result(self, dispatched_time: float) -> float:
@@ -103,3 +102,24 @@ class IterationStats:
             "iteration_step_time_seconds": self._step_seconds,
         }
         return {name: histogram.copy() for name, histogram in named.items()}
+
+
+class StepTimes:
+    """Shares out the device's time where nobody waited for a step: one that samples nothing, of which nothing is read.
+
+    Its time passes while the next step that samples is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._seconds = 0.0
+
+    def share(self, num_tokens: int, seconds: float, *, is_awaited: bool) -> float | None:
+        """Return how long a step of so many tokens took, by its share of the tokens; None if nobody waited for it."""
+        self._num_tokens += num_tokens
+        self._seconds += seconds
+        if not is_awaited:
+            return None
+        share = self._seconds * num_tokens / self._num_tokens
+        self._num_tokens, self._seconds = 0, 0.0
+        return share

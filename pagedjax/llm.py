@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Literal, Self
@@ -57,7 +58,7 @@ class LLM:
         )
         self._request_ids = (f"llm-{i}" for i in itertools.count())
         self._lock = threading.Lock()  # held for each call of the engine
-        self._stepping_thread: int | None = None
+        self._inside: int | None = None  # the thread that holds it
         self._arrived: dict[str, deque[RequestOutput]] = {}  # by request: its call's outputs that nobody has read yet
         self._ended: list[str] = []  # requests that their calls have left, to be aborted by the next step
         self._is_open = True
@@ -214,19 +215,23 @@ class LLM:
         """
         prefix = self._encode_prefix(prompt, template_kwargs)
         self.generate(prefix, SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
-        return self.engine.pin_prefix(prefix)
+        with self._alone(), InterruptAfterwards():
+            return self.engine.pin_prefix(prefix)
 
     def unpin(self, prompt: Prompt | Sequence[dict[str, Any]], **template_kwargs: Any) -> bool:
         """Let go of a prefix that `warm_prefix` kept; False if it was not kept."""
-        return self.engine.unpin_prefix(self._encode_prefix(prompt, template_kwargs))
+        prefix = self._encode_prefix(prompt, template_kwargs)
+        with self._alone(), InterruptAfterwards():
+            return self.engine.unpin_prefix(prefix)
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks; False, with the reason in the log, while some are in use or pinned."""
-        return self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        with self._alone(), InterruptAfterwards():
+            return self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def shutdown(self) -> None:
         """End all requests and free the device memory. The object is of no use afterwards."""
-        with self._lock:
+        with self._alone():
             if self._is_open:
                 self._is_open = False
                 self.engine.shutdown()
@@ -280,7 +285,7 @@ class LLM:
     def _add(self, arrived: deque[RequestOutput], prompt: Any, params: SamplingParams, *, priority: int = 0) -> str:
         """Queue a request, whose outputs go to `arrived`, and return its id."""
         request_id = next(self._request_ids)
-        with self._lock, InterruptAfterwards():
+        with self._alone(), InterruptAfterwards():
             self.engine.add_request(request_id, prompt, params, priority=priority)
             self._arrived[request_id] = arrived
         return request_id
@@ -291,7 +296,7 @@ class LLM:
         with tqdm(total=num_requests, desc="Generating", unit="request", disable=not use_tqdm) as progress:
             while num_requests:
                 if not arrived:
-                    with self._lock:
+                    with self._alone():
                         if not arrived:  # nor did another call's step bring any while this one waited
                             self._step()
                             if not arrived and not self.engine.has_unfinished_requests():
@@ -305,25 +310,31 @@ class LLM:
                         progress.update()
                     yield output
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock, and note who does, for what the garbage collector may find to be ended meanwhile."""
+        with self._lock:
+            self._inside = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._inside = None
+
     def _step(self) -> None:
         """Step the engine, for whoever holds the lock, and bring each output to the call that waits for it."""
         with InterruptAfterwards():
-            self._stepping_thread = threading.get_ident()
-            try:
-                ended, self._ended = self._ended, []
-                self.engine.abort(ended)
-                for output in self.engine.step():
-                    if output.request_id in self._arrived:
-                        self._arrived[output.request_id].append(output)
-            finally:
-                self._stepping_thread = None
+            ended, self._ended = self._ended, []
+            self.engine.abort(ended)
+            for output in self.engine.step():
+                if output.request_id in self._arrived:
+                    self._arrived[output.request_id].append(output)
 
     def _end(self, request_ids: list[str]) -> None:
         """Abort what an error, an interrupt or a closed iterator left unfinished, and let the engine drain."""
         self._ended += request_ids
-        if self._stepping_thread == threading.get_ident():
-            return  # the garbage collector found a forgotten stream in the middle of a step: the next one aborts it
-        with self._lock:
+        if self._inside == threading.get_ident():
+            return  # the garbage collector found a forgotten stream in the middle of a call: the next step aborts it
+        with self._alone():
             for request_id in request_ids:
                 self._arrived.pop(request_id, None)
             while self._is_open and not self.engine.unfinished_request_ids().isdisjoint(request_ids):

@@ -40,6 +40,14 @@ class RequestMetrics:
     finished_time: float | None = None
     num_preemptions: int = 0
 
+    def copy(self) -> "RequestMetrics":
+        """Return the times so far; written out, for it is called for every output."""
+        return RequestMetrics(
+            arrival_time=self.arrival_time, first_scheduled_time=self.first_scheduled_time,
+            first_token_time=self.first_token_time, last_token_time=self.last_token_time,
+            finished_time=self.finished_time, num_preemptions=self.num_preemptions,
+        )  # fmt: skip
+
 
 @dataclass(kw_only=True)
 class RequestOutput:

@@ -5,7 +5,7 @@ Detokenizes, finds stop strings, collects log probabilities and builds the `Requ
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -53,6 +53,9 @@ class RunningCompletion:
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             )
+        self.is_bare = (  # a token that does not end it changes nothing but the list of its tokens
+            self._detokenizer is None and grammar is None and params.logprobs is None and not params.use_beam_search
+        )
         self._emitted_chars = self._emitted_tokens = 0
         self.is_reported = False  # its finish was handed out
 
@@ -115,6 +118,11 @@ class RunningRequest:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     is_prompt_reported: bool = False
     error: str | None = None
+    wants_parts: bool = field(init=False)  # outputs before the last one
+
+    def __post_init__(self) -> None:
+        params = self.new.params
+        self.wants_parts = not params.use_beam_search and params.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @classmethod
     def start(cls, new: NewRequest, tokenizer: Tokenizer | None, *, arrival_time: float) -> "RunningRequest":
@@ -167,12 +175,12 @@ class RunningRequest:
         """Build the output that is due now, or None if this request's `output_kind` wants none yet."""
         params: SamplingParams = self.new.params
         is_finished = self.is_finished
-        if (params.use_beam_search or params.output_kind == RequestOutputKind.FINAL_ONLY) and not is_finished:
+        if not (self.wants_parts or is_finished):
             return None
         if is_finished:
             self.metrics.finished_time = time.monotonic()
-        self.metrics.num_preemptions = sum(one.request.num_preemptions for one in self.completions)
-        is_delta = params.output_kind == RequestOutputKind.DELTA
+        self.metrics.num_preemptions = sum([one.request.num_preemptions for one in self.completions])
+        is_delta = params.output_kind is RequestOutputKind.DELTA
         chosen = [one for one in self.completions if one.has_news] if is_delta else self.completions
         prompt_logprobs = None
         if params.prompt_logprobs is not None and not (is_delta and self.is_prompt_reported):
@@ -187,7 +195,7 @@ class RunningRequest:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.completions[0].request.num_cached_tokens,
             error=self.error,
-            metrics=replace(self.metrics),  # a copy: another thread may read it while this one goes on
+            metrics=self.metrics.copy(),  # another thread may read it while this one goes on
         )
 
 

@@ -177,6 +177,16 @@ def test_prompt_logprobs_come_with_a_search(engine):
     assert run_all(engine, [("b", PROMPT, params)])["b"].prompt_logprobs == plain.prompt_logprobs
 
 
+def test_logprobs_of_a_search_come_beside_requests_that_sample(engine):
+    """Log probabilities of the rows beside it were looked up for the search too: a KeyError that ended the engine."""
+    params = beams(3, 6, logprobs=2)
+    alone = run_all(engine, [("b", PROMPT, params)])["b"]
+    both = run_all(engine, [("b", PROMPT, params), ("p", PROMPT, SamplingParams(max_tokens=20, logprobs=1, seed=0))])
+    assert [one.logprobs for one in both["b"].outputs] == [one.logprobs for one in alone.outputs]
+    assert [len(one.logprobs) for one in both["b"].outputs] == [6, 6, 6]
+    assert len(both["p"].outputs[0].logprobs) == 20
+
+
 @pytest.mark.parametrize("after", range(9))
 def test_a_search_is_aborted_in_every_state_of_its_life(engine, after):
     """Waiting, in the middle of its prompt, at its first choice, forked, in flight; the others go on."""

@@ -89,6 +89,7 @@ def test_a_good_value_is_kept(name, value):
         ("enable_prefix_caching", 1, "enable_prefix_caching is 1; it must be bool"),
         ("swap_space", -1, "swap_space is -1; it must be at least 0"),
         ("swap_space", math.nan, "swap_space is nan; it must be at least 0"),
+        ("preemption_mode", "swap", "swap_space is 0, so that there is nowhere to swap to; set --swap-space"),
         ("max_model_len", -2, "max_model_len is -2; it must be at least 1"),
         ("max_model_len", "long", "max_model_len is 'long'; it must be int or None"),
         ("auto_concurrency", 0, "auto_concurrency is 0; it must be at least 1"),

@@ -399,6 +399,18 @@ def test_a_bad_prompt_is_refused_with_value_limit_and_remedy(engine, prompt, fie
     assert not engine.has_unfinished_requests()
 
 
+def test_a_prompt_in_chunks_does_not_seem_slower_by_their_number(engine, monkeypatch):
+    """The time of all chunks was held against the tokens of the last one: computing again seemed dear, and swapping
+    cheap.
+    """
+    assert engine.reset_prefix_cache()
+    seconds, noted, note_step = iter([0.0, 0.1]), [], engine._scheduler.note_step
+    monkeypatch.setattr(engine._iterations, "note_result", lambda dispatched_time: next(seconds))
+    monkeypatch.setattr(engine._scheduler, "note_step", lambda **step: (noted.append(step), note_step(**step)))
+    run_all(engine, [("a", list(range(100)), SamplingParams(max_tokens=1))])
+    assert noted == [{"num_requests": 1, "num_tokens": 36, "seconds": 0.1 * 36 / 100}]
+
+
 def test_a_limit_far_above_what_requests_use_is_a_hint_in_the_log(engine, monkeypatch, caplog):
     monkeypatch.setattr(length_hint, "NUM_REQUESTS", 4)
     monkeypatch.setattr(engine, "_length_hint", length_hint.LengthHint(engine.config.max_model_len))

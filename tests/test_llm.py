@@ -88,6 +88,42 @@ def test_a_stream_that_the_garbage_collector_finds_during_a_step_is_ended(llm, e
     assert tokens(llm.generate([[1, 2]], GREEDY, use_tqdm=False)) == continuation([1, 2], 12)
 
 
+def test_a_stream_that_the_garbage_collector_finds_while_a_request_is_added_is_ended(llm, engine, monkeypatch):
+    """It waited for the lock that its own thread held."""
+    held = [llm.stream([7], GREEDY)]
+    next(held[0])
+    held[0] = [held[0], held]
+    add_request = engine.add_request
+
+    def add_with_collection(*args, **options):
+        del held[:]
+        assert llm._lock.locked()
+        gc.collect()
+        add_request(*args, **options)
+
+    monkeypatch.setattr(engine, "add_request", add_with_collection)
+    assert tokens(llm.generate([[1, 2]], GREEDY, use_tqdm=False)) == continuation([1, 2], 12)
+
+
+def test_prefixes_are_kept_and_dropped_between_steps(llm, engine, monkeypatch):
+    """Another thread's step may have been in the middle of its plan."""
+    has_lock = []
+
+    def noted(method):
+        def call(*args, **options):
+            has_lock.append(llm._lock.locked())
+            return method(*args, **options)
+
+        return call
+
+    for name in ("pin_prefix", "unpin_prefix", "reset_prefix_cache"):
+        monkeypatch.setattr(engine, name, noted(getattr(engine, name)))
+    prefix = list(range(20))
+    assert (llm.warm_prefix(prefix), llm.reset_prefix_cache()) == (16, False)
+    assert (llm.unpin(prefix), llm.reset_prefix_cache()) == (True, True)
+    assert has_lock == [True] * 4
+
+
 def test_an_interrupt_ends_the_call_after_the_step_and_leaves_the_engine_usable(llm, engine, monkeypatch):
     step, num_steps = engine.step, []
 

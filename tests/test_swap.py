@@ -142,6 +142,23 @@ def test_copies_that_fail_cost_time_and_nothing_else(started, monkeypatch, num_f
     assert grown(started, before, "num_preemptions") > 0
 
 
+def test_blocks_that_cannot_be_gathered_are_computed_again(started, monkeypatch):
+    """The device had no memory left for the staging buffer: all requests ended with the engine."""
+    executables, num_failing = started._runner.host._executables, iter(range(3))
+    gather = executables["gather blocks"]
+
+    def fails_at_first(*args):
+        if next(num_failing, None) is not None:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return gather(*args)
+
+    monkeypatch.setitem(executables, "gather blocks", fails_at_first)
+    before = started.stats()
+    assert_right(run(started))
+    assert grown(started, before, "swap_failures") >= 3
+    assert grown(started, before, "swap_in_blocks") > 0
+
+
 @pytest.mark.parametrize("state", ["WAITING", *STATES])
 def test_a_deadline_ends_a_request_in_any_state_with_what_it_has(engine, state):
     assert engine.reset_prefix_cache()

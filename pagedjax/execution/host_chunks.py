@@ -11,7 +11,7 @@ whatever became of the chunk's number. Nothing here waits for the device except 
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,13 +173,12 @@ class HostChunks:
             kv_cache = self._executables["scatter blocks"](kv_cache, self._landed.pop(copy), self._padded(ids))
         for copy in copies.out:
             self._chunks.pop(copy.chunk, None)  # before its successor needs the room
-            staging = self._executables["gather blocks"](kv_cache, self._padded(copy.block_ids))
-            array = self._transfer(copy, staging, self._host)
+            array = self._start(copy, lambda copy=copy: self._gather(kv_cache, copy.block_ids), self._host)
             if array is not None:
                 self._chunks[copy.chunk] = array
                 self._num_bytes_out += array.nbytes
         for copy in copies.started:
-            array = self._transfer(copy, self._chunks.get(copy.chunk), self._device)
+            array = self._start(copy, lambda copy=copy: self._chunks.get(copy.chunk), self._device)
             self._num_bytes_in += 0 if array is None else array.nbytes
         return kv_cache
 
@@ -195,9 +194,9 @@ class HostChunks:
         Raises:
           ConfigError: the host does not give as much.
         """
-        staging = self._executables["gather blocks"](kv_cache, self._padded([]))
+        staging = self._gather(kv_cache, [])
         try:
-            if staging.device.platform == "gpu":  # its allocator keeps what it has pinned once, which takes a while
+            if jax.default_backend() == "gpu":  # its allocator keeps what it has pinned once, which takes a while
                 jax.block_until_ready([transfer(staging, self._host) for _ in range(self.plan.num_chunks)])
             chunk = jax.block_until_ready(transfer(staging, self._host))
         except jax.errors.JaxRuntimeError as error:
@@ -213,7 +212,7 @@ class HostChunks:
 
     def _measure_out(self, kv_cache: KVCache) -> float:
         began = time.perf_counter()
-        staging = [self._executables["gather blocks"](kv_cache, self._padded([])) for _ in range(MEASURED_COPIES)]
+        staging = [self._gather(kv_cache, []) for _ in range(MEASURED_COPIES)]
         jax.block_until_ready([transfer(array, self._host) for array in staging])
         return (time.perf_counter() - began) / MEASURED_COPIES
 
@@ -234,16 +233,19 @@ class HostChunks:
         self._landed.clear()
         self._under_way.clear()
 
-    def _transfer(
-        self, copy: CopyIn | CopyOut, array: jax.Array | None, sharding: SingleDeviceSharding
+    def _gather(self, kv_cache: KVCache, block_ids: Sequence[int]) -> jax.Array:
+        return self._executables["gather blocks"](kv_cache, self._padded(block_ids))
+
+    def _start(
+        self, copy: CopyIn | CopyOut, source: Callable[[], jax.Array | None], sharding: SingleDeviceSharding
     ) -> jax.Array | None:
-        """Start a transfer; one that cannot start is reported with the next progress."""
+        """Start a transfer of what `source` makes; one that cannot start is reported with the next progress."""
         moved = None
-        if array is not None:
-            try:
-                moved = transfer(array, sharding)
-            except jax.errors.JaxRuntimeError:
-                logger.warning("a copy of %d blocks cannot start", self.plan.chunk_size, exc_info=True)
+        try:
+            array = source()
+            moved = None if array is None else transfer(array, sharding)
+        except jax.errors.JaxRuntimeError:
+            logger.warning("a copy of %d blocks cannot start", self.plan.chunk_size, exc_info=True)
         self._under_way.append((copy, moved))
         return moved
 

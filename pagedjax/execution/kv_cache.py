@@ -61,6 +61,7 @@ class Ledger:
     max_model_len: int
     device: str
     swap_staging: int = 0
+    max_num_seqs: int = LOW_CONCURRENCY
     draft_weights: int = 0  # of a draft model, which has a block beside each of the target's
     draft_block: int = 0  # bytes of one of those
 
@@ -96,7 +97,7 @@ class Ledger:
             f"{self.device.upper()} KV cache size: {self.num_tokens:,} tokens",
             f"Maximum concurrency for {self.max_model_len:,} tokens per request: {self.max_concurrency:.2f}x",
         ]
-        if self.max_concurrency < LOW_CONCURRENCY and self.max_model_len > SHORT_MODEL_LEN:
+        if self.max_concurrency < min(LOW_CONCURRENCY, self.max_num_seqs) and self.max_model_len > SHORT_MODEL_LEN:
             lines.append(
                 f"Hint: {self.max_concurrency:.1f} requests of max_model_len fit at once. Where requests are shorter, "
                 "set --max-model-len to the 99th percentile of their lengths plus a fifth: longer ones are then "
@@ -133,12 +134,14 @@ def plan(
         num_tokens = (num_blocks - 1) // config.auto_concurrency * config.block_size
         max_model_len = min(max(num_tokens, config.block_size), model.max_position_embeddings)
     blocks_per_request = -(-max_model_len // config.block_size)
-    useful = config.max_num_seqs * blocks_per_request + 1
+    is_stated = bool(config.num_gpu_blocks_override or config.kv_cache_memory_bytes)
+    if not (is_stated and config.enable_prefix_caching):  # what was asked for may be for prefixes
+        num_blocks = min(num_blocks, config.max_num_seqs * blocks_per_request + 1)  # requests use no more
     ledger = Ledger(
         budget=budget, weights=weights, draft_weights=draft_weights, request_state=request_state,
         temporaries=temporaries, margin=margin, foreign=foreign, block=one_block, draft_block=draft_block,
-        num_blocks=min(num_blocks, useful), block_size=config.block_size, max_model_len=max_model_len,
-        device=device.platform, swap_staging=swap_staging,
+        num_blocks=num_blocks, block_size=config.block_size, max_model_len=max_model_len,
+        device=device.platform, swap_staging=swap_staging, max_num_seqs=config.max_num_seqs,
     )  # fmt: skip
     if ledger.max_concurrency < 1:
         raise ConfigError(_too_small(config, model, ledger, room))

@@ -20,11 +20,6 @@ from pagedjax.scheduling.scheduler import ScheduledRequest
 FROM_ROW = -1
 
 
-def is_decode_batch(scheduled: Sequence[ScheduledRequest]) -> bool:
-    """Whether every request computes exactly its newest token, which its device row knows."""
-    return all(item.num_scheduled_tokens == 1 and item.samples for item in scheduled)
-
-
 def pack_changes(scheduled: Sequence[ScheduledRequest], shape: StepShape, *, max_num_seqs: int) -> np.ndarray:
     """Pack one step, [shape.packed_size] int32. `scheduled` is in the order of the batch, sampling requests first.
 
@@ -35,7 +30,7 @@ def pack_changes(scheduled: Sequence[ScheduledRequest], shape: StepShape, *, max
     updates_end = 2 * num_rows + 3 * shape.num_updates
     packed[:num_rows] = max_num_seqs
     packed[:count] = [item.row for item in scheduled]
-    packed[num_rows : num_rows + count] = [item.num_scheduled_tokens for item in scheduled]
+    packed[num_rows : num_rows + count] = 1 if shape.is_decode else [item.num_scheduled_tokens for item in scheduled]
     _pack_updates(scheduled, packed[2 * num_rows : updates_end].reshape(3, -1), max_num_seqs)
     if not shape.is_decode:
         _pack_tokens(scheduled, packed[updates_end:])

@@ -29,14 +29,14 @@ from pagedjax.execution.executables import (
 )
 from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks
 from pagedjax.execution.in_flight import HostTimes, InFlightStep, PromptLogprobs, PromptScore, StepResult
-from pagedjax.execution.model_input import is_decode_batch, pack_changes
+from pagedjax.execution.model_input import pack_changes
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import (
     empty_rows,
     neutral_sampler_row,
     neutral_sampler_rows,
 )
-from pagedjax.execution.row_input import bit_mask, needs_wide_row, pack_rows, sampling_variant, wide_row
+from pagedjax.execution.row_input import RowNeeds, bit_mask, pack_rows, wide_row
 from pagedjax.execution.step import NUM_BEAM_CANDIDATES, RESULT_COLUMNS, StepFunctions
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models.config import ModelConfig
@@ -91,6 +91,7 @@ class ModelRunner:
                 vocab_size=self._vocab_size, max_logprobs=config.max_logprobs, dtype=self._dtype,
             )  # fmt: skip
         self._dirty_rows: set[int] = set()  # wide rows that are not neutral
+        self._needs = np.zeros(config.max_num_seqs, np.uint8)  # of each row's request
         self._neutral = neutral_sampler_row(self._vocab_size)
         self._build(loaded, phases or PhaseTimes(), show_progress)
         self.num_compilations_after_ready = 0  # anything else is a bug
@@ -119,25 +120,21 @@ class ModelRunner:
         drafts = None
         if self._speculator is not None:
             self._rows, drafts = self._speculator.propose(self._rows, output.scheduled)
-        batch = sorted(output.scheduled, key=lambda item: not item.samples)  # stable: sampling rows first
-        sampling = [item for item in batch if item.samples]
-        has_beams = any(item.request.is_beam for item in sampling)
-        variant = sampling_variant(item.request.sampling_params for item in sampling if not item.request.is_beam)
-        with_logprobs = any(item.request.sampling_params.logprobs is not None for item in sampling)
-        scored = [item for item in batch if item.request.sampling_params.prompt_logprobs is not None]
-        is_plain = (
-            is_decode_batch(batch) and variant in PLAIN_VARIANTS and not with_logprobs and not scored and not has_beams
-        )
-        if is_plain and self.buckets.is_fused:
-            step = InFlightStep(output, sampling, self._decode(batch, variant, began), None, [])
+        batch = output.scheduled
+        if 0 < output.num_sampling < len(batch):
+            batch = sorted(batch, key=lambda item: not item.samples)  # stable: sampling rows first
+        sampling = batch[: output.num_sampling]
+        needs = self._needs_of(sampling)
+        if output.is_decode and self.buckets.is_fused and not needs & ~RowNeeds.WIDE_TOP_K:
+            step = InFlightStep(output, sampling, self._decode(batch, needs.variant, began), None, [])
         else:
-            last_hidden, picked, scores = self._forward(batch, began)
-            beams = self._run_beams(last_hidden, len(sampling)) if has_beams else None
+            last_hidden, picked, scores = self._forward(output, batch, began)
+            beams = self._run_beams(last_hidden, len(sampling)) if needs & RowNeeds.BEAMS else None
             is_left = sampling and not all(item.request.is_beam for item in sampling)
             left = (last_hidden if picked is None else picked) if is_left else None
             step = InFlightStep(output, sampling, None, None, scores, beams, left, drafts)
-            if is_left and not (variant in WIDE_VARIANTS and any(map(_is_under_grammar, sampling))):
-                step = self._sample(step, variant)
+            if is_left and not needs & RowNeeds.GRAMMAR:
+                step = self._sample(step, needs)
         _start_copies(step)
         self.times.num_steps += 1
         self.num_compilations_after_ready += self._compilations.count - num_compilations
@@ -160,8 +157,7 @@ class ModelRunner:
             self._speculator.write_masks(items, self._allowed(items, draft_masks))
         for start in range(0, len(items), ROW_WRITER_BUCKETS[-1]):
             self._write_masks(items[start : start + ROW_WRITER_BUCKETS[-1]], masks[start:])
-        params = (item.request.sampling_params for item in step.sampling if not item.request.is_beam)
-        step = self._sample(step, sampling_variant(params))
+        step = self._sample(step, self._needs_of(step.sampling))
         _start_copies(step)
         self.num_compilations_after_ready += self._compilations.count - num_compilations
         return step
@@ -181,19 +177,7 @@ class ModelRunner:
         began = time.perf_counter()
         result = StepResult()
         if step.result is not None:
-            table = np.asarray(step.result)
-            width = (table.shape[1] - RESULT_COLUMNS) // 2 + 1
-            for row, (item, values) in enumerate(zip(step.sampling, table.tolist(), strict=False)):
-                if item.request.is_beam:
-                    continue
-                request_id = item.request.request_id
-                result.token_ids[request_id] = values[: values[-2]]
-                if step.logprobs is not None:
-                    result.logprob_rows[request_id] = iter(range(row * width, (row + 1) * width))
-                if not values[-1]:
-                    result.failed.add(request_id)
-                if item.num_draft_tokens:
-                    result.verified.append(verified_drafts(item, values))
+            self._read_tokens(step, np.asarray(step.result), result)
         if step.beams is not None:
             self._read_beams(step.sampling, np.asarray(step.beams), result)
         if step.logprobs is not None:
@@ -204,6 +188,24 @@ class ModelRunner:
         result.read_time = time.monotonic()
         self.times.wait += time.perf_counter() - began
         return result
+
+    def _read_tokens(self, step: InFlightStep, table: np.ndarray, result: StepResult) -> None:
+        rows = list(zip(step.sampling, table.tolist(), strict=False))
+        result.token_ids = {item.request.request_id: values[: values[-2]] for item, values in rows}
+        if not table[: len(rows), -1].all():
+            result.failed = {item.request.request_id for item, values in rows if not values[-1]}
+        if step.beams is not None:  # their rows mean nothing here
+            beams = {item.request.request_id for item in step.sampling if item.request.is_beam}
+            result.token_ids = {name: ids for name, ids in result.token_ids.items() if name not in beams}
+            result.failed -= beams
+        if step.logprobs is not None:
+            width = (table.shape[1] - RESULT_COLUMNS) // 2 + 1
+            result.logprob_rows = {
+                item.request.request_id: iter(range(row * width, (row + 1) * width))
+                for row, item in enumerate(step.sampling)
+            }
+        if step.output.num_draft_tokens:
+            result.verified = [verified_drafts(item, values) for item, values in rows if item.num_draft_tokens]
 
     def _read_beams(self, sampling: Sequence[ScheduledRequest], table: np.ndarray, result: StepResult) -> None:
         token_ids = table[:, :NUM_BEAM_CANDIDATES]
@@ -274,34 +276,39 @@ class ModelRunner:
         self.times.dispatch += time.perf_counter() - dispatched
         return result
 
+    def _needs_of(self, items: Sequence[ScheduledRequest]) -> RowNeeds:
+        return RowNeeds(int(np.bitwise_or.reduce(self._needs[[item.row for item in items]])) if items else 0)
+
     def _forward(
-        self, batch: list[ScheduledRequest], began: float
+        self, output: SchedulerOutput, batch: list[ScheduledRequest], began: float
     ) -> tuple[jax.Array, jax.Array | None, list[PromptScore]]:
         """Run the model; return last hidden states, those that are sampled after if there are drafts, and scores."""
-        shape = self._forward_shape(batch)
+        shape = self._forward_shape(output)
         packed = pack_changes(batch, shape, max_num_seqs=self._config.max_num_seqs)
         forward = self._executables[forward_name(shape)]
         dispatched = self._note_packed(began)
         self._kv_cache, self._rows, hidden, last_hidden = forward(self._leaves, self._kv_cache, self._rows, packed)
-        scores, picked = list(self._score(batch, hidden)), None
-        if self._speculator is not None and any(item.num_draft_tokens for item in batch):
+        scores, picked = [], None
+        if self._needs_of(batch) & RowNeeds.PROMPT_LOGPROBS:
+            scores = list(self._score(batch, hidden))
+        if self._speculator is not None and output.num_draft_tokens:
             picked = self._speculator.pick(hidden, batch)
         self.times.dispatch += time.perf_counter() - dispatched
         return last_hidden, picked, scores
 
-    def _forward_shape(self, batch: list[ScheduledRequest]) -> StepShape:
-        num_tokens = sum(item.num_scheduled_tokens for item in batch)
-        if is_decode_batch(batch) and not self.buckets.is_fused:
-            return self.buckets.decode_shape(len(batch))
-        is_verify = all(item.samples and item.num_scheduled_tokens == 1 + item.num_draft_tokens for item in batch)
-        if is_verify and num_tokens > len(batch):
-            return self.buckets.verify_shape(len(batch), num_tokens)
-        return self.buckets.forward_shape(num_tokens)
+    def _forward_shape(self, output: SchedulerOutput) -> StepShape:
+        num_rows = len(output.scheduled)
+        if output.is_decode and not self.buckets.is_fused:
+            return self.buckets.decode_shape(num_rows)
+        is_verify = output.num_sampling == num_rows == output.num_tokens - output.num_draft_tokens
+        if is_verify and output.num_draft_tokens:
+            return self.buckets.verify_shape(num_rows, output.num_tokens)
+        return self.buckets.forward_shape(output.num_tokens)
 
     def _run_beams(self, last_hidden: jax.Array, num_rows: int) -> jax.Array:
         return self._executables[f"beam {bucket_for(num_rows, self.buckets.sample)}"](self._leaves, last_hidden)
 
-    def _sample(self, step: InFlightStep, variant: str) -> InFlightStep:
+    def _sample(self, step: InFlightStep, needs: RowNeeds) -> InFlightStep:
         began, sampling, last_hidden = time.perf_counter(), step.sampling, step.last_hidden
         assert last_hidden is not None, "a step samples once"
         if step.output.num_draft_tokens and self._speculator is not None:
@@ -313,9 +320,9 @@ class ModelRunner:
         bucket = bucket_for(len(sampling), self.buckets.sample)
         rows = np.full(bucket, self._config.max_num_seqs, np.int32)
         rows[: len(sampling)] = [item.row for item in sampling]
-        result = self._run_sample(variant, last_hidden, rows)
+        result = self._run_sample(needs.variant, last_hidden, rows)
         logprobs = None
-        if any(item.request.sampling_params.logprobs is not None for item in sampling):
+        if needs & RowNeeds.LOGPROBS:
             logprobs = self._executables[f"logprobs {bucket}"](self._leaves, last_hidden, result)
         self.times.dispatch += time.perf_counter() - began
         return replace(step, result=result, logprobs=logprobs, last_hidden=None)
@@ -379,8 +386,9 @@ class ModelRunner:
             packed = pack_rows(part, bucket, max_blocks=self._max_blocks, max_num_seqs=self._config.max_num_seqs)
             self._rows = self._executables[f"write rows {bucket}"](self._rows, packed)
         for item in items:
-            assert item.row is not None
-            if needs_wide_row(item.request.sampling_params):
+            needs = RowNeeds.of(item.request.sampling_params)
+            self._needs[item.row] = needs
+            if needs & RowNeeds.WIDE_ROW:
                 self._write_wide(item.row, wide_row(item.request, self._vocab_size))
                 self._dirty_rows.add(item.row)
             elif item.row in self._dirty_rows:
@@ -502,10 +510,6 @@ def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[
         "add_rms_norm": add_rms_norm.default_backend(x),
     }
     return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
-
-
-def _is_under_grammar(item: ScheduledRequest) -> bool:
-    return item.request.sampling_params.structured_outputs is not None
 
 
 def _start_copies(step: InFlightStep) -> None:

@@ -3,7 +3,8 @@
 Numpy only; the counterpart of `request_state`, which unpacks on the device.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from enum import IntFlag, auto
 
 import numpy as np
 
@@ -16,13 +17,42 @@ from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.scheduler import ScheduledRequest
 
 
-def sampling_variant(params: Iterable[SamplingParams]) -> Variant:
-    """The cheapest variant of the sampler that covers every request of a batch."""
-    several = list(params)
-    if not any(needs_wide_row(one) or has_filters(one) for one in several):
-        return "plain"
-    is_narrow = all(one.is_greedy or 0 < one.top_k <= NUM_CANDIDATES for one in several)
-    return "top_k" if is_narrow else "full"
+class RowNeeds(IntFlag):
+    """What a request asks of the steps that it is in; those of a batch are the union of its requests'."""
+
+    WIDE_ROW = auto()
+    FILTERS = auto()
+    WIDE_TOP_K = auto()  # more candidates than the cheaper sampler looks at, once anything filters
+    GRAMMAR = auto()
+    LOGPROBS = auto()
+    PROMPT_LOGPROBS = auto()
+    BEAMS = auto()
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> "RowNeeds":
+        needs = cls(0)
+        if params.logprobs is not None:
+            needs |= cls.LOGPROBS
+        if params.prompt_logprobs is not None:
+            needs |= cls.PROMPT_LOGPROBS
+        if params.use_beam_search:  # the host chooses its tokens
+            return needs | cls.BEAMS
+        if needs_wide_row(params):
+            needs |= cls.WIDE_ROW
+        if has_filters(params):
+            needs |= cls.FILTERS
+        if not params.is_greedy and not 0 < params.top_k <= NUM_CANDIDATES:
+            needs |= cls.WIDE_TOP_K
+        if params.structured_outputs is not None:
+            needs |= cls.GRAMMAR
+        return needs
+
+    @property
+    def variant(self) -> Variant:
+        """The cheapest variant of the sampler that covers all of it."""
+        if not self & (RowNeeds.WIDE_ROW | RowNeeds.FILTERS):
+            return "plain"
+        return "full" if self & RowNeeds.WIDE_TOP_K else "top_k"
 
 
 def has_filters(params: SamplingParams) -> bool:

@@ -81,6 +81,6 @@ class PinnedPrefixes:
             raise InvalidRequestError(
                 f"with this prefix {num_pinned} of {self._pool.capacity} KV cache blocks would be pinned, a request of "
                 f"max_model_len needs {self._num_reserved()}, or a beam search that is under way does; unpin another, "
-                "shorten it or enlarge the KV cache",
+                "shorten it or enlarge the KV cache (--num-gpu-blocks-override or --kv-cache-memory-bytes)",
                 param="prompt",
             )

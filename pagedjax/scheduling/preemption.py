@@ -43,11 +43,11 @@ class PreemptionCosts:
         swap = num_out * self._speed.seconds_out + num_in * self._speed.seconds_in
         recompute = self._recompute_seconds(num_tokens)
         is_swapped = has_room and (self.mode == "swap" or (self.mode == "auto" and swap < recompute))
-        logger.info(
-            "preempting %s: %s %d tokens (to compute them takes %.2f ms, to swap them %s)",
-            victim.request_id, "swap" if is_swapped else "recompute", num_tokens, 1000 * recompute,
-            f"{1000 * swap:.2f} ms" if has_room else "more host memory",
-        )  # fmt: skip
+        ways = f"to swap them {1000 * swap:.2f} ms" if has_room else "to swap them more host memory"
+        if not num_in:
+            ways = "none of them fill a block that is not shared"
+        why = f"to compute them takes {1000 * recompute:.2f} ms, {ways}"
+        log_preemption(victim, "swap" if is_swapped else "recompute", num_tokens, why)
         return is_swapped
 
     def is_worth_copying(self, *, num_chunks: int, num_tokens: int) -> bool:
@@ -57,3 +57,8 @@ class PreemptionCosts:
 
     def _recompute_seconds(self, num_tokens: int) -> float:
         return num_tokens * self._seconds / self._num_tokens if self._num_tokens else math.inf
+
+
+def log_preemption(victim: Request, mode: Literal["swap", "recompute"], num_tokens: int, why: str) -> None:
+    """Say which request is preempted, what becomes of its computed tokens, and why that."""
+    logger.info("preempting %s: %s %d tokens (%s)", victim.request_id, mode, num_tokens, why)

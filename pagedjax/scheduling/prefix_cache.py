@@ -120,8 +120,8 @@ class PrefixCache:
         for known in (self._block_of, self._digest_of, self._place_of, self._siblings):
             known.clear()
 
-    def record(self, request: Request, num_hit_tokens: int) -> None:
-        """Count one admission's lookup."""
+    def record(self, request: Request, num_hit_tokens: int, *, num_on_host: int = 0) -> None:
+        """Count one admission's lookup; the host has `num_on_host` tokens after those that were found here."""
         if not self.enabled or request.skip_reading_prefix_cache:
             return
         if request.num_preemptions:
@@ -130,7 +130,7 @@ class PrefixCache:
         else:
             self.stats.queries += request.num_tokens
             self.stats.hits += num_hit_tokens
-            self.stats.partial_block_misses += self._num_partial(request, num_hit_tokens)
+            self.stats.partial_block_misses += self._num_partial(request, num_hit_tokens + num_on_host)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the two maps are inverses."""
@@ -152,13 +152,13 @@ class PrefixCache:
     def _packed(self, request: Request, index: int) -> bytes:
         return self._block_format.pack(*request.all_token_ids[index * self.block_size : (index + 1) * self.block_size])
 
-    def _num_partial(self, request: Request, num_hit_tokens: int) -> int:
-        """Count the tokens after a hit, save the last, with which a cached block goes on; neighbours share most."""
-        siblings = self._siblings.get(self._parent(request, num_hit_tokens // self.block_size), [])
-        end = min(num_hit_tokens + self.block_size, request.num_tokens - 1)
-        token_ids = request.all_token_ids[num_hit_tokens:end]
+    def _num_partial(self, request: Request, num_found: int) -> int:
+        """Count the tokens after what was found, save the last, with which a cached block goes on."""
+        siblings = self._siblings.get(self._parent(request, num_found // self.block_size), [])
+        end = min(num_found + self.block_size, request.num_tokens - 1)
+        token_ids = request.all_token_ids[num_found:end]
         tokens = struct.pack(f"<{len(token_ids)}i", *token_ids)
-        i = bisect_left(siblings, tokens)
+        i = bisect_left(siblings, tokens)  # neighbours share most
         shared = (_num_shared_bytes(tokens, sibling) for sibling in siblings[max(i - 1, 0) : i + 1])
         return max(shared, default=0) // TOKEN_BYTES
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.beam_search import Hypothesis
-from pagedjax.scheduling.fair_share import Client
+from pagedjax.scheduling.fair_share import Client, Place
 
 
 class RequestStatus(IntEnum):
@@ -96,6 +96,7 @@ class Request:
     host_slots: list[int] = field(default_factory=list, init=False, repr=False)  # by block, held or NOT_ON_HOST
     block_hashes: list[bytes] = field(default_factory=list, init=False, repr=False)  # chain over full blocks
     num_registered_tokens: int = field(default=0, init=False, repr=False)  # in blocks offered to the prefix cache
+    place: Place = field(default=Place(), init=False, repr=False)  # in the line of all clients
     order: tuple[float, ...] = field(default=(), init=False, repr=False)  # the scheduler's, smallest first
 
     def __post_init__(self) -> None:

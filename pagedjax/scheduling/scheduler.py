@@ -28,7 +28,7 @@ from pagedjax.scheduling.fork import PromptForks
 from pagedjax.scheduling.host_pool import HostPool
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
-from pagedjax.scheduling.preemption import PreemptionCosts
+from pagedjax.scheduling.preemption import PreemptionCosts, log_preemption
 from pagedjax.scheduling.prefix_cache import PrefixCache
 from pagedjax.scheduling.request import LAST_UNFINISHED, Request, RequestStatus
 from pagedjax.scheduling.swapping import BlockCopies, CopyProgress, Swapping
@@ -60,11 +60,17 @@ class SchedulerOutput:
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     num_tokens: int = 0
     num_draft_tokens: int = 0  # among them
+    num_sampling: int = 0  # of the scheduled requests
     copies: BlockCopies = field(default_factory=BlockCopies)
     preempted: list[Request] = field(default_factory=list)
     timed_out: list[Request] = field(default_factory=list)
     finished_requests: list[Request] = field(default_factory=list)  # their blocks and rows were freed just now
     forked_blocks: list[tuple[int, int]] = field(default_factory=list)  # (from, to), on the device, after `copies`
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request computes exactly its newest token, which its device row knows."""
+        return self.num_tokens == self.num_sampling == len(self.scheduled)
 
 
 class Start(NamedTuple):
@@ -243,7 +249,8 @@ class Scheduler:
                     yield from self._follow_beam(request, candidates[request.request_id])
             elif share.samples and not request.is_beam:
                 token_ids = sampled.get(request.request_id, ()) if is_failed else sampled[request.request_id]
-                self._take_back(share, 1 + share.num_draft_tokens - len(token_ids))
+                if share.num_draft_tokens:
+                    self._take_back(share, 1 + share.num_draft_tokens - len(token_ids))
                 for token_id in token_ids:
                     status = request.append(token_id)
                     if status is not None:
@@ -260,10 +267,9 @@ class Scheduler:
 
     def _take_back(self, share: ScheduledRequest, num_refused: int) -> None:
         """Lower the bounds of a request by the drafts that were refused; the device has done so with its row."""
-        if share.num_draft_tokens:
-            share.request.num_tokens_bound -= num_refused
-            if share.request.row is not None:  # if it was preempted it computes everything again
-                share.request.num_computed_tokens -= num_refused
+        share.request.num_tokens_bound -= num_refused
+        if share.request.row is not None:  # if it was preempted it computes everything again
+            share.request.num_computed_tokens -= num_refused
 
     def finish(self, request: Request, status: RequestStatus, stop_reason: int | str | None = None) -> None:
         """End a request, and with a beam its whole search; the first status stays.
@@ -378,7 +384,7 @@ class Scheduler:
         request.status, request.stop_reason = status, stop_reason
         del self.requests[request.request_id]
         self._finished.append(request)
-        self._fair_share.give_back(request.client, request.max_num_tokens - request.num_tokens)
+        self._fair_share.give_back(request.client, request.place, request.max_num_tokens - request.num_tokens)
 
     def _follow_beam(self, request: Request, candidates: Candidates) -> list[tuple[Request, list[int]]]:
         """Go on with a search when candidates of all its beams have arrived; return the outputs if it is over."""
@@ -398,7 +404,8 @@ class Scheduler:
     def _register(self, request: Request, *, num_charged: int) -> None:
         request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         rank = (request.priority,) if self.policy == "priority" else ()
-        request.order = (*rank, self._fair_share.stamp(request.client, num_charged), next(self._serial))
+        request.place = self._fair_share.stamp(request.client, num_charged)
+        request.order = (*rank, request.place.start, next(self._serial))
         self.requests[request.request_id] = request
         self._deadlines.add(request)
 
@@ -460,6 +467,7 @@ class Scheduler:
             samples = seq_len == bound + num_drafts
             if samples:
                 request.num_tokens_bound = bound + num_drafts + 1
+                output.num_sampling += 1
             if num_new > 1 + num_drafts:
                 self.prefix_cache.register(request)  # requests admitted to this very step may share it
             writes_row = request.is_new_row or request.is_beam  # a beam may have taken on another's tokens and blocks
@@ -605,6 +613,8 @@ class Scheduler:
         if may_swap and self.swapping.swap_out(victim):
             self._release_row(victim)
         else:
+            if not may_swap:
+                log_preemption(victim, "recompute", victim.num_computed_tokens, "the prefix cache is reset")
             self._release(victim)
             victim.status = RequestStatus.PREEMPTED
 
@@ -648,14 +658,14 @@ class Scheduler:
         request.row, request.is_new_row = heapq.heappop(self._free_rows), True
         request.status = RequestStatus.SWAPPING_IN if num_on_host else RequestStatus.RUNNING
         self.swapping.swap_in(request)
-        self._fair_share.note_started(request.order[-2])
+        self._fair_share.note_started(request.place.start)
         insort(self.running, request, key=_by_order)
         return True
 
     def _note_found(self, request: Request, start: Start) -> int:
         """Take note of what the prefix cache has of an admitted request; return how many more blocks the host has."""
-        self.prefix_cache.record(request, start.num_tokens)
         num_on_host = self.swapping.hold(request, len(start.block_ids))
+        self.prefix_cache.record(request, start.num_tokens, num_on_host=num_on_host * self.block_size)
         if request.num_preemptions == 0:
             request.num_cached_tokens = start.num_tokens + num_on_host * self.block_size
         return num_on_host

@@ -16,7 +16,7 @@ from itertools import batched, islice
 
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.host_pool import HostPool
-from pagedjax.scheduling.preemption import PreemptionCosts
+from pagedjax.scheduling.preemption import PreemptionCosts, log_preemption
 from pagedjax.scheduling.request import NOT_ON_HOST, Request, RequestStatus
 
 MAX_STARTED_IN = 1  # an iteration: when it has landed, the host takes half a millisecond to dispatch its jitted half
@@ -130,7 +130,9 @@ class Swapping:
         It keeps the blocks whose copies cannot start in this iteration.
         """
         if victim.status is RequestStatus.SWAPPING_IN:
-            self._cancel(victim)  # the host still has all of it
+            num_tokens = len(victim.host_slots) * self._cache.block_size
+            log_preemption(victim, "swap", num_tokens, "the host still has them, it was on its way back")
+            self._cancel(victim)
             self._release_blocks(victim, victim.block_ids)
         else:
             self._cache.register(victim)
@@ -171,7 +173,8 @@ class Swapping:
         num_chunks, num_tokens = self._num_chunks(slots), len(slots) * self._cache.block_size
         if slots and not self.costs.is_worth_copying(num_chunks=num_chunks, num_tokens=num_tokens):
             slots = []
-        if self.host_pool.num_chunks and not request.num_preemptions:
+        may_find = self._cache.enabled and not request.skip_reading_prefix_cache
+        if self.host_pool.num_chunks and may_find and not request.num_preemptions:
             self.num_queries += request.num_tokens - num_found * self._cache.block_size
             self.num_hits += len(slots) * self._cache.block_size
         self.host_pool.retain(slots)

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from pagedjax.config import EngineConfig
+from pagedjax.config import AUTO, EngineConfig
 from pagedjax.errors import ConfigError
 from pagedjax.loading import LoadedModel, load_model, resolve_dtype
 from pagedjax.models.config import ModelConfig
@@ -34,7 +34,9 @@ def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer |
     except ConfigError as error:  # which knows of one model only
         raise type(error)(f"the draft model {speculation.model!r} cannot be used: {error}") from error
     check_same_vocabulary(target, loaded.config, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
-    positions, longest = loaded.config.max_position_embeddings, config.max_model_len or target.max_position_embeddings
+    positions, longest = loaded.config.max_position_embeddings, config.max_model_len
+    if longest is None or longest == AUTO:
+        longest = target.max_position_embeddings
     if positions < longest:
         logger.warning(
             "the draft model's positions end at %d, requests may be %d tokens long: past that its drafts are useless, "

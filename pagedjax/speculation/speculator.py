@@ -21,7 +21,7 @@ from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, BucketTable, bucket_f
 from pagedjax.execution.compilation import Task, jit_with, shapes_of
 from pagedjax.execution.executables import ints
 from pagedjax.execution.request_state import RowState, SamplerState
-from pagedjax.execution.row_input import needs_wide_row, sampling_variant
+from pagedjax.execution.row_input import has_filters, needs_wide_row
 from pagedjax.execution.step import StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel
 from pagedjax.sampling_params import SamplingParams
@@ -200,7 +200,7 @@ class Speculator:
         """The cheapest variant of verification that covers every request of a batch."""
         wanted: VerifyVariant = "edited"
         if not any(map(needs_wide_row, params)):
-            wanted = "plain" if sampling_variant(params) == "plain" else "filtered"
+            wanted = "filtered" if any(map(has_filters, params)) else "plain"
         return wanted if wanted in self._variants else self._variants[-1]
 
     def _run_verify(

@@ -60,6 +60,14 @@ def test_staging_buffers_for_swapped_blocks_are_in_the_ledger_and_cost_blocks(gp
     assert not any("swapped" in name for name, _ in without.rows())
 
 
+@pytest.mark.parametrize("size", [{"num_gpu_blocks_override": 100}, {"kv_cache_memory_bytes": 100 * BLOCK}])
+@pytest.mark.parametrize(("enable_prefix_caching", "num_blocks"), [(True, 100), (False, 33)])
+def test_a_stated_size_is_kept_where_prefixes_may_use_it(size, enable_prefix_caching, num_blocks):
+    """One request of 32 blocks at a time left no room to pin a prefix, however large the pool was said to be."""
+    assert plan(**size, max_num_seqs=1, enable_prefix_caching=enable_prefix_caching).num_blocks == num_blocks
+    assert plan(max_num_seqs=1).num_blocks == 33
+
+
 def test_auto_is_an_error_where_not_even_one_block_fits():
     with pytest.raises(ConfigError, match="request of max_model_len 8 needs"):
         plan(kv_cache_memory_bytes=BLOCK, max_model_len="auto")
@@ -92,11 +100,15 @@ def test_where_not_even_the_step_fits_nothing_is_promised(gpu):
     assert "use a smaller dtype" in str(error.value)
 
 
-@pytest.mark.parametrize(("num_blocks", "is_hinted"), [(513, True), (600, True), (3000, False)])
-def test_a_pool_for_a_few_of_the_longest_requests_is_a_hint_at_start(num_blocks, is_hinted):
+@pytest.mark.parametrize(
+    ("num_blocks", "max_num_seqs", "is_hinted"),
+    [(513, 256, True), (600, 256, True), (3000, 256, False), (1025, 2, False), (1024, 2, True)],
+)
+def test_a_pool_for_a_few_of_the_longest_requests_is_a_hint_at_start(num_blocks, max_num_seqs, is_hinted):
+    """Two requests at a time were advised to be shorter where there was room for both."""
     ledger = kv_cache.Ledger(
         budget=0, weights=0, request_state=0, temporaries=0, margin=0, foreign=0, block=BLOCK, num_blocks=num_blocks,
-        block_size=8, max_model_len=4096, device="gpu",
+        block_size=8, max_model_len=4096, device="gpu", max_num_seqs=max_num_seqs,
     )  # fmt: skip
     hints = [line for line in ledger.lines() if line.startswith("Hint:")]
     assert bool(hints) == is_hinted

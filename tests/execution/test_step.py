@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pagedjax.execution.buckets import BucketTable
-from pagedjax.execution.model_input import FROM_ROW, is_decode_batch, pack_changes
+from pagedjax.execution.model_input import FROM_ROW, pack_changes
 from pagedjax.execution.request_state import empty_rows
 from pagedjax.execution.step import prepare
 from pagedjax.sampling_params import SamplingParams
@@ -58,7 +58,6 @@ def test_a_decode_step_takes_every_token_from_its_row():
         scheduled(1, 1, context_len=3, samples=True),
         scheduled(3, 1, context_len=8, new_blocks=[6], first_index=2, samples=True),
     ]
-    assert is_decode_batch(items)
     state = empty_rows(NUM_ROWS, 4)
     state = state.__class__(
         jnp.array([0, 3, 0, 8], jnp.int32), jnp.array([0, 11, 0, 33], jnp.int32),

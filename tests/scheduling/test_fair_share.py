@@ -65,11 +65,53 @@ def test_a_newcomer_does_not_wait_behind_a_flood_of_its_own_key():
     driver.run()
 
 
+def test_a_key_gets_no_more_by_naming_another_user_with_each_request():
+    """Each new user started at once: a key that made one up for each request got everything."""
+    driver = Driver(max_num_seqs=2, num_blocks=200)
+    for i in range(60):
+        driver.add(f"a{i}", [i, 2, 3], client=("a", f"user {i}"))
+    for i in range(60):
+        driver.add(f"b{i}", [i, 9, 3], client=B)
+    counts = served(driver, 100)
+    total = Counter()
+    for (key, _), count in counts.items():
+        total[key] += count
+    assert total["a"] == pytest.approx(total["b"], rel=0.2)
+
+
+@pytest.mark.parametrize("users", [("",), ("u", "v", "w", "x", "y", "z")])
+def test_who_comes_after_requests_that_ended_early_waits_behind_those_who_wait(users):
+    """What came back to a client put its next request before those that it had sent long ago."""
+    driver = Driver(max_num_seqs=1, num_blocks=200)
+    stops = {"max_tokens": 100, "stop_token_ids": range(5)}  # at the first token
+    requests = [driver.add(str(i), [i, 1], client=("a", users[i % len(users)]), **stops) for i in range(12)]
+    order = []
+    for output in driver.steps():
+        order += [share.request for share in output.scheduled if share.is_new_row]
+        if len(requests) < 24 and len(order) > 5:
+            i = len(requests)
+            requests.append(driver.add(str(i), [i, 1], client=("a", users[i % len(users)]), **stops))
+    assert len(requests) == 24
+    for user in users:
+        served = [requests.index(request) for request in order if request.client[1] == user]
+        assert served == sorted(served)
+    assert all(abs(order.index(request) - i) <= 2 * (len(users) - 1) for i, request in enumerate(requests))
+
+
 def test_tokens_that_were_not_generated_are_not_held_against_a_client():
     share = FairShare()
-    share.stamp(A, 1000)
-    share.give_back(A, 990)
-    assert share.stamp(A, 10) == 10
+    share.give_back(A, share.stamp(A, 1000), 990)
+    assert share.stamp(A, 10).start == 10
+
+
+def test_what_comes_back_is_what_was_charged_whoever_has_come_meanwhile():
+    share = FairShare()
+    first = share.stamp(A, 100)
+    assert share.stamp(A, 1000).start == 100
+    for i in range(9):
+        share.stamp(("a", str(i)), 100)
+    share.give_back(A, first, 90)
+    assert share.stamp(A, 1).start == 1010
 
 
 def test_one_client_alone_is_served_in_the_order_of_arrival():
@@ -82,12 +124,12 @@ def test_one_client_alone_is_served_in_the_order_of_arrival():
 def test_idle_time_earns_no_credit():
     share = FairShare()
     for _ in range(100):
-        share.note_started(share.stamp(A, 10))
-    assert share.stamp(B, 10) == 990
+        share.note_started(share.stamp(A, 10).start)
+    assert share.stamp(B, 10).start == 990
 
 
 def test_clients_that_are_no_longer_ahead_are_forgotten():
     share = FairShare()
     for i in range(10_000):
-        share.note_started(share.stamp((str(i), ""), 1) + 1)
-    assert len(share._ends) < 200
+        share.note_started(share.stamp((str(i), ""), 1).start + 1)
+    assert len(share._clients) + len(share._newcomers) < 400

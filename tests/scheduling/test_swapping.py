@@ -120,6 +120,21 @@ def test_a_prefix_that_is_evicted_comes_back_from_the_host():
     assert_all_back(driver)
 
 
+def test_what_comes_back_from_the_host_is_no_partial_miss():
+    """A block on the device that begins alike was counted as one, though the host had the whole of the right block."""
+    driver = make_driver(num_host_chunks=20)
+    driver.add("first", range(30), max_tokens=2)
+    driver.run()
+    driver.add("other", [0, 1, *range(100, 133)], max_tokens=3)
+    driver.run()
+    before = driver.scheduler.stats()["prefix_cache_partial_block_misses"]
+    driver.add("again", range(30), max_tokens=2)
+    driver.run()
+    stats = driver.scheduler.stats()
+    assert stats["external_prefix_cache_hits"] >= 28
+    assert stats["prefix_cache_partial_block_misses"] == before
+
+
 def test_a_prefix_that_several_requests_wait_for_comes_back_once():
     driver = make_driver(num_host_chunks=20, copy_iterations=3, num_blocks=16, max_model_len=60, max_copies=16)
     prompt = list(range(29))
@@ -256,6 +271,36 @@ def test_the_cheaper_way_is_chosen_and_logged(speed, seconds_per_token, is_swapp
     assert line.startswith(f"preempting b: {'swap' if is_swapped else 'recompute'} {victim.num_tokens} tokens")
     driver.run()
     assert victim.output_token_ids == expected_output(victim)
+
+
+def test_every_victim_is_logged_with_what_becomes_of_it(caplog):
+    """Those on their way back from the host were not, nor those of a reset."""
+    driver = make_driver(max_copies=1, chunk_size=1, num_host_chunks=20)
+    requests = two_requests(driver)
+    run_until(driver, requests[1], SWAPPING_IN)
+    num_tokens = 4 * len(requests[1].host_slots)
+    with caplog.at_level(logging.INFO, logger="pagedjax.scheduling.preemption"):
+        driver.scheduler._preempt(requests[1])
+        driver.step()
+        (runner,) = driver.scheduler.running
+        num_computed = runner.num_computed_tokens
+        assert driver.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert caplog.messages == [
+        f"preempting b: swap {num_tokens} tokens (the host still has them, it was on its way back)",
+        f"preempting {runner.request_id}: recompute {num_computed} tokens (the prefix cache is reset)",
+    ]
+    driver.run()
+    assert [request.output_token_ids for request in requests] == [expected_output(request) for request in requests]
+
+
+def test_who_may_not_read_prefixes_does_not_look_them_up_on_the_host():
+    driver = make_driver()
+    driver.add("a", range(20), max_tokens=2, skip=True)
+    driver.run()
+    assert driver.scheduler.stats()["external_prefix_cache_queries"] == 0
+    driver.add("b", range(20), max_tokens=2)
+    driver.run()
+    assert driver.scheduler.stats()["external_prefix_cache_queries"] > 0
 
 
 def test_what_takes_longer_to_copy_than_to_compute_is_computed():

@@ -15,9 +15,9 @@ from tests.oracles import tiny_models
 TARGET = tiny_models.CASES["smollm2"]
 
 
-def load(model: str):
+def load(model: str, **options):
     speculative = {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
-    config = EngineConfig(model="target", load_format="dummy", speculative_config=speculative)
+    config = EngineConfig(model="target", load_format="dummy", speculative_config=speculative, **options)
     return load_draft(config, model_config_from_hf(TARGET), None)
 
 
@@ -55,3 +55,11 @@ def test_a_draft_model_has_the_target_s_type_whatever_its_checkpoint_says(tmp_pa
     config = EngineConfig(model="target", load_format="dummy", speculative_config=speculative)
     loaded = load_draft(config, model_config_from_hf(TARGET | {"torch_dtype": "bfloat16"}), None)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(nnx.state(loaded.model))} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("max_model_len", [None, "auto"])
+def test_a_draft_model_of_fewer_positions_is_a_warning(tmp_path, caplog, max_model_len):
+    """The automatic length was compared as -1."""
+    directory = write_config(tmp_path, max_position_embeddings=TARGET["max_position_embeddings"] // 2)
+    load(directory, max_model_len=max_model_len)
+    assert any("past that its drafts are useless" in message for message in caplog.messages)
