@@ -160,17 +160,6 @@ def test_the_text_of_an_end_is_left_out_unless_it_is_asked_for(engine):
             assert (one.text, one.stop_reason) == (engine.tokenizer.decode(shown), one.token_ids[-1])
 
 
-def test_a_search_with_logprobs_may_end_beside_a_request_that_samples(engine):
-    """The step's log probabilities, which are of sampled tokens, were looked up for the beams: the engine died."""
-    search, others = beams(2, 4, logprobs=1), SamplingParams(temperature=0.0, max_tokens=20, logprobs=1)
-    alone = run_all(engine, [("beam", PROMPT, search)])["beam"].outputs
-    beside = run_all(engine, [("beam", PROMPT, search), ("other", PROMPT, others)])["beam"].outputs
-    assert [one.token_ids for one in beside] == [one.token_ids for one in alone]
-    for one, other in zip(beside, alone, strict=True):
-        assert [list(entries) for entries in one.logprobs] == [list(entries) for entries in other.logprobs]
-        assert len(one.logprobs) == len(one.token_ids)
-
-
 def test_prompt_logprobs_come_with_a_search(engine):
     params = beams(3, 6, prompt_logprobs=2)
     plain = run_all(engine, [("p", PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=2))])["p"]
