@@ -68,7 +68,7 @@ class ModelRunner:
         self._compilations = CompilationCounter()
         self._config = config
         self._vocab_size = loaded.config.vocab_size
-        self._draft = draft
+        self._draft: LoadedModel | None = draft
         self._hidden_size = loaded.config.hidden_size
         self._dtype = resolve_dtype(config.dtype, loaded.config)
         one_block = kv_cache.block_bytes(loaded.config, block_size=config.block_size, dtype=self._dtype)
@@ -84,7 +84,7 @@ class ModelRunner:
         self._wide = neutral_sampler_rows(config.max_num_seqs, self._vocab_size)
         self._max_blocks = -(-self._longest(loaded) // config.block_size)
         self._rows = empty_rows(config.max_num_seqs, self._max_blocks, max_draft_tokens=self.buckets.max_draft_tokens)
-        self._speculator = None
+        self._speculator: Speculator | None = None
         if speculative is not None:
             self._speculator = Speculator(
                 speculative, self.buckets, draft, max_model_len=self._max_blocks * config.block_size,
@@ -271,7 +271,7 @@ class ModelRunner:
         for array in jax.tree.leaves((self._kv_cache, self._rows, self._wide, self._speculation_arrays)):
             array.delete()
         self.host.close()
-        self._leaves = ()
+        self._leaves, self._draft, self._speculator = (), None, None  # which hold weights
 
     def _decode(self, batch: list[ScheduledRequest], variant: str, began: float) -> jax.Array:
         shape = self.buckets.decode_shape(len(batch))

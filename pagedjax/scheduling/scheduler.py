@@ -22,6 +22,7 @@ from pagedjax.scheduling.beam_group import BeamGroup, BeamGroups, new_search
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.deadlines import Deadlines
+from pagedjax.scheduling.draft_room import blocks_behind, is_reading, num_spare_blocks
 from pagedjax.scheduling.fair_share import FairShare
 from pagedjax.scheduling.fork import PromptForks
 from pagedjax.scheduling.host_pool import HostPool
@@ -432,6 +433,8 @@ class Scheduler:
         """
         block_size, has_forks = self.block_size, bool(self._forks)
         scheduled, budget = output.scheduled, self.max_num_batched_tokens - output.num_tokens
+        behind = blocks_behind(self.running, block_size) if num_behind else []
+        num_kept = self._num_kept_for_prompts() if behind else 0
         for request in requests:
             num_behind -= 1
             if request.row is None or request.status is RequestStatus.SWAPPING_IN:
@@ -449,7 +452,8 @@ class Scheduler:
                     continue
                 self._prompt_budget -= num_new
             elif request.num_draft_tokens and not (request.is_new_row or request.is_beam or may_copy):
-                num_drafts = self._num_drafts(request, budget - 1 - num_behind)
+                num_free = self.pool.num_free - behind[num_behind]
+                num_drafts = self._num_drafts(request, budget - num_kept - 1 - num_behind, num_free)
                 num_new += num_drafts
             seq_len, first_new, new_block_ids = context_len + num_new, len(request.block_ids), ()
             if may_copy or seq_len > first_new * block_size:
@@ -483,26 +487,32 @@ class Scheduler:
                 break
         output.num_tokens = self.max_num_batched_tokens - budget
 
-    def _num_drafts(self, request: Request, budget: int) -> int:
+    def _num_kept_for_prompts(self) -> int:
+        """Tokens of the budget that drafts leave to prompts, if there are any to compute: they would wait for ever."""
+        has_prompts = (self.waiting and self._free_rows) or any(map(is_reading, self.running))
+        return min(self._prompt_budget, self.max_num_batched_tokens // 2) if has_prompts else 0
+
+    def _num_drafts(self, request: Request, budget: int, num_free: int) -> int:
         """Limit a request's drafts to a budget, to the tokens it may still generate, and to blocks that nobody misses.
 
         All of them may turn out right, and one token comes after the last.
         """
         num_drafts = min(request.num_draft_tokens, request.max_num_tokens - request.num_tokens_bound - 1, budget)
-        num_slots = (len(request.block_ids) + self.pool.num_free) * self.block_size
+        num_slots = (len(request.block_ids) + max(num_free, 0)) * self.block_size
         return max(0, min(num_drafts, num_slots - request.num_computed_tokens - 1))
 
     def _grow(self, request: Request, seq_len: int, output: SchedulerOutput) -> tuple[int, Sequence[int]]:
         """Make `seq_len` tokens writable: a copy of a block that others read too, and blocks for what goes beyond.
 
-        Takes blocks from prompts kept for those who have not started, then preempts the worst that can be, at last
-        `request` itself. Returns what is new in its block table, from which index on.
+        Takes blocks that refused drafts left with others, then those of prompts kept for who has not started, then
+        preempts the worst that can be, at last `request` itself. Returns what is new in its block table, from which
+        index on.
         """
         if not request.output_token_ids or not request.is_beam:  # what beams generate goes on being copied and dropped
             self.prefix_cache.register(request)  # generated tokens have filled a block
         num_grown = max(0, self._num_blocks(seq_len) - len(request.block_ids))
         while num_grown + (is_shared := self._writes_shared_block(request)) > self._num_takeable(request):
-            if self.swapping.cut_short() or self._forks.drop():
+            if self._take_spare_blocks(request) or self.swapping.cut_short() or self._forks.drop():
                 continue
             victim = next(other for other in reversed(self.running) if not self._is_settled(other))
             self._preempt(victim)
@@ -516,6 +526,18 @@ class Scheduler:
             first_new = request.num_computed_tokens // self.block_size
             self._copy_block(request, first_new, new_block_ids[0], output)
         return first_new, new_block_ids
+
+    def _take_spare_blocks(self, taker: Request) -> bool:
+        """Free the blocks that refused drafts have left with another request; False if nobody has any."""
+        for other in self.running:
+            if other is taker or self._is_settled(other):
+                continue
+            num_spare = num_spare_blocks(other, self.block_size)
+            if num_spare:
+                self.pool.release(other.block_ids[-num_spare:])
+                del other.block_ids[-num_spare:]  # the device's table goes on naming them, past all that it reads
+                return True
+        return False
 
     def _num_takeable(self, request: Request) -> int:
         return len(self._beams.of(request).spare_blocks) if request.is_beam else self.pool.num_free

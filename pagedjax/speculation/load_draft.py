@@ -4,7 +4,8 @@ import logging
 from dataclasses import replace
 
 from pagedjax.config import AUTO, EngineConfig
-from pagedjax.loading import LoadedModel, load_model
+from pagedjax.errors import ConfigError
+from pagedjax.loading import LoadedModel, load_model, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.speculation.vocabulary import check_same_vocabulary
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
@@ -13,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None) -> LoadedModel | None:
-    """Return the draft model of an engine, None if it has none.
+    """Return the draft model of an engine, with weights of the target's type, or None if it has none.
 
     Raises:
       ConfigError: it cannot be found, is not supported, or has another vocabulary than the target.
@@ -24,10 +25,14 @@ def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer |
         return None
     load_format = "dummy" if config.load_format == "dummy" else "auto"
     own = replace(
-        config, model=speculation.model, revision=speculation.revision, load_format=load_format, tokenizer=None
-    )
-    loaded = load_model(own)
-    draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
+        config, model=speculation.model, revision=speculation.revision, load_format=load_format, tokenizer=None,
+        dtype=resolve_dtype(config.dtype, target).name,  # "auto" is the target's type here, whatever the draft's is
+    )  # fmt: skip
+    try:
+        loaded = load_model(own)
+        draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
+    except ConfigError as error:  # which knows of one model only
+        raise type(error)(f"the draft model {speculation.model!r} cannot be used: {error}") from error
     check_same_vocabulary(target, loaded.config, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
     positions, longest = loaded.config.max_position_embeddings, config.max_model_len
     if longest is None or longest == AUTO:

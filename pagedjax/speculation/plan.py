@@ -15,7 +15,7 @@ from pagedjax.speculation.controller import Controller
 from pagedjax.speculation.host_drafts import HostDrafts
 from pagedjax.speculation.speculator import VerifiedDrafts
 
-TRACE_STEPS = 10_000  # steps that the trace goes back
+TRACE_RESULTS = 20_000  # that the trace keeps, one for each request of a step: about 10 MB
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Speculation:
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._num_accepted = [0] * config.num_speculative_tokens  # by position
-        self._trace: deque[SpeculationStep] = deque(maxlen=TRACE_STEPS)
+        self._trace: deque[SpeculationStep] = deque()
+        self._num_traced = 0  # results in it
 
     def plan(self, running: Iterable[Request]) -> None:
         """Say how many drafts each running request verifies in the next step."""
@@ -118,10 +119,14 @@ class Speculation:
         }
 
     def trace(self, *, clear: bool = False) -> list[SpeculationStep]:
-        """Return proposals and acceptances of the latest steps that verified, oldest first, and maybe forget them."""
+        """Return proposals and acceptances of the latest steps that verified, oldest first, and maybe forget them.
+
+        It goes back TRACE_RESULTS results of single requests, however many steps these are.
+        """
         steps = list(self._trace)
         if clear:
             self._trace.clear()
+            self._num_traced = 0
         return steps
 
     def _limits(self, decoding: Sequence[Request]) -> list[int]:
@@ -155,6 +160,9 @@ class Speculation:
                 self._num_accepted[position] += 1
         if counted:
             self._trace.append(SpeculationStep(counted))
+            self._num_traced += len(counted)
+        while self._num_traced > TRACE_RESULTS:
+            self._num_traced -= len(self._trace.popleft().verified)
 
 
 def _is_decoding(request: Request) -> bool:

@@ -37,7 +37,7 @@ from pagedjax.speculation.verification import VERIFY_VARIANTS, Verification, Ver
 EDITING: tuple[VerifyVariant, ...] = ("edited", "standard")  # these read the wide rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VerifiedDrafts:
     """What one step made of one request's drafts."""
 

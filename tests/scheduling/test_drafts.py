@@ -62,6 +62,39 @@ def test_drafts_do_not_preempt_and_take_no_block_that_is_missed():
     assert driver.scheduler.num_preemptions == 0
 
 
+def test_drafts_leave_each_request_behind_the_block_that_its_token_needs():
+    """The first request's drafts took the last free block, and the second was preempted for want of it."""
+    driver = Driver(num_draft_tokens=6, num_blocks=6, block_size=4, max_model_len=16)
+    decoding(driver, "a", range(5), max_tokens=8)
+    decoding(driver, "b", range(20, 28), max_tokens=2)
+    output = driver.dispatch()
+    assert not output.preempted
+    assert [(item.request.request_id, item.num_draft_tokens) for item in output.scheduled] == [("a", 1), ("b", 0)]
+
+
+def test_drafts_leave_a_prompt_behind_the_blocks_that_it_was_promised():
+    driver = Driver(num_draft_tokens=6, num_blocks=8, block_size=4, max_model_len=24, max_num_batched_tokens=16)
+    decoding(driver, "a", range(5), max_tokens=12)
+    decoding(driver, "b", range(30, 48), max_tokens=2)  # of 18 tokens 15 are computed by now
+    output = driver.dispatch()
+    assert not output.preempted
+    assert [(item.num_draft_tokens, item.num_scheduled_tokens) for item in output.scheduled] == [(1, 2), (0, 3)]
+
+
+def test_blocks_of_refused_drafts_go_to_who_needs_them():
+    """They stayed with the request that had drafted, and another was preempted while nobody used them."""
+    driver = Driver(num_draft_tokens=7, num_blocks=6, block_size=4, max_model_len=16)
+    drafter = decoding(driver, "a", [1], max_tokens=9)
+    driver.dispatch()
+    driver.read()
+    assert (drafter.num_computed_tokens, len(drafter.block_ids)) == (2, 3)
+    driver.num_draft_tokens = 0
+    other = driver.add("b", range(20, 27), max_tokens=3)
+    assert not any(output.preempted for output in driver.steps(lookahead=0))
+    for request in (drafter, other):
+        assert request.output_token_ids == expected_output(request)
+
+
 def test_drafts_leave_each_request_behind_a_token_of_the_budget():
     driver = Driver(num_draft_tokens=6, max_num_seqs=3, max_num_batched_tokens=8)
     requests = [decoding(driver, str(i), [i], max_tokens=30) for i in range(3)]
@@ -69,6 +102,20 @@ def test_drafts_leave_each_request_behind_a_token_of_the_budget():
     assert plan.num_tokens == 8
     assert [item.num_draft_tokens for item in plan.scheduled] == [5, 0, 0]
     assert len(plan.scheduled) == len(requests)
+
+
+def test_drafts_leave_half_of_the_budget_to_prompts():
+    """They took all of it for as long as the others generated, and a prompt waited beside free rows and blocks."""
+    driver = Driver(num_draft_tokens=7, max_num_batched_tokens=20, num_blocks=100)
+    for i in range(3):
+        decoding(driver, str(i), [i], max_tokens=100)
+    assert driver.dispatch().num_draft_tokens == 17
+    driver.read()
+    prompt = driver.add("prompt", range(40), max_tokens=2)
+    for _ in range(4):
+        assert driver.dispatch().num_draft_tokens >= 6
+        driver.read()
+    assert prompt.num_computed_tokens >= 40
 
 
 def test_a_request_that_was_preempted_with_drafts_in_flight_computes_everything_again():

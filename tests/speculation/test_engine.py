@@ -4,8 +4,10 @@ What the fake model generates is known by hand, and it reads every token back fr
 or table shows. Requests end in the middle of accepted runs in every way there is.
 """
 
+import gc
 import json
 import re
+import weakref
 
 import pytest
 
@@ -14,6 +16,7 @@ from pagedjax.execution import buckets
 from pagedjax.loading import LoadedModel
 from pagedjax.structured_outputs import StructuredOutputsParams
 from tests.fakes import FAKE_CONFIG, FakeModel, continuation, fake_engine, run_all
+from tests.speculation.every_kind import comparable, requests_of_every_kind
 
 WORDY = [29] + [1] * 38  # is followed by 7 tokens of printable text
 DRAFT = {"method": "draft_model", "model": "fake", "num_speculative_tokens": 3, "is_adaptive": False}
@@ -30,7 +33,10 @@ def engine():
         engine = fake_engine(speculative_config=DRAFT, draft_errs_every=5)
     yield engine
     assert engine.stats()["num_compilations_after_ready"] == 0
+    draft = weakref.ref(engine._runner._draft)
     engine.shutdown()
+    gc.collect()
+    assert draft() is None, "an engine that was shut down holds its draft model's weights"
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +110,16 @@ def test_structured_output_and_plain_requests_beside_each_other(engine):
     for request_id, prompt, params in requests[:2]:
         alone = run_all(engine, [(request_id, prompt, params)])
         assert alone[request_id].outputs[0].token_ids == outs[request_id].outputs[0].token_ids
+
+
+def test_requests_of_every_kind_beside_each_other_give_what_they_give_without_drafts(engine):
+    """Also beams, forms, bans, penalties, several completions, log probabilities of prompts and outputs."""
+    requests, plain = requests_of_every_kind(seed=5, count=40), fake_engine()
+    expected = run_all(plain, requests)
+    plain.shutdown()
+    outs = run_all(engine, requests)
+    for request_id, prompt, params in requests:
+        assert comparable(outs[request_id]) == comparable(expected[request_id]), (prompt, params)
 
 
 def test_preempted_with_drafts_in_flight(engine):

@@ -10,9 +10,16 @@ import pytest
 
 from pagedjax import SamplingParams
 from pagedjax.execution import buckets
-from tests.fakes import continuation, fake_engine
+from tests.fakes import continuation, fake_engine, run_all
+from tests.speculation.every_kind import comparable, requests_of_every_kind
 
 METHODS = {
+    "ngram": {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 3,
+    },
     "draft_model": {"method": "draft_model", "model": "fake", "num_speculative_tokens": 4},
     "suffix": {"method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 4.0},
 }
@@ -96,7 +103,7 @@ def check(engine, results):
     assert stats["num_blocks_used"] == 0
 
 
-@pytest.fixture(scope="module", params=["draft_model", "suffix"])
+@pytest.fixture(scope="module", params=["draft_model", "suffix", "ngram"])
 def engine(request):
     """With too few blocks, and host memory for some of them."""
     engine = make_engine(request.param, num_gpu_blocks_override=24, swap_space=0.01)
@@ -114,3 +121,28 @@ def test_random_drafting_requests_and_preemptions_change_no_token(engine, seed):
     assert len(results) == 40
     check(engine, results)
     assert engine.stats()["num_preemptions"] > 5
+
+
+@pytest.fixture(scope="module")
+def plain():
+    engine = fake_engine()
+    yield engine
+    engine.shutdown()
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(20))
+def test_random_drafting_of_requests_of_every_kind_changes_nothing_that_a_client_sees(engine, plain, seed):
+    rng, requests = random.Random(seed), requests_of_every_kind(seed, 30)
+    expected = run_all(plain, requests)
+    choose_at_random(engine, rng)
+    outs, waiting = {}, list(requests)
+    while waiting or engine.has_unfinished_requests():
+        if waiting and rng.random() < 0.5:
+            engine.add_request(*waiting.pop(0))
+        if rng.random() < 0.03:
+            engine.reset_prefix_cache(reset_running_requests=True)
+        outs |= {output.request_id: output for output in engine.step() if output.finished}
+        engine.check_integrity()
+    for request_id, prompt, params in requests:
+        assert comparable(outs[request_id]) == comparable(expected[request_id]), (prompt, params)

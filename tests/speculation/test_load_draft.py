@@ -2,7 +2,9 @@
 
 import json
 
+import jax
 import pytest
+from flax import nnx
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError
@@ -25,7 +27,7 @@ def write_config(directory, **changes) -> str:
 
 
 def test_a_draft_model_that_does_not_exist_is_named():
-    with pytest.raises(ConfigError, match="/nowhere/draft"):
+    with pytest.raises(ConfigError, match=r"^the draft model '/nowhere/draft' cannot be used: .* does not exist"):
         load("/nowhere/draft")
 
 
@@ -43,6 +45,16 @@ def test_a_draft_model_of_an_unknown_architecture_is_refused_by_name(tmp_path):
 def test_a_draft_model_of_the_same_vocabulary_is_loaded(tmp_path):
     assert load(write_config(tmp_path)).config.vocab_size == TARGET["vocab_size"]
     assert load_draft(EngineConfig(model="target"), model_config_from_hf(TARGET), None) is None
+
+
+def test_a_draft_model_has_the_target_s_type_whatever_its_checkpoint_says(tmp_path, monkeypatch):
+    """On a GPU "auto" stood for each checkpoint's own type, and a float32 draft met a KV cache of bfloat16."""
+    draft = write_config(tmp_path, torch_dtype="float32")
+    monkeypatch.setattr("pagedjax.loading.weights.jax.default_backend", lambda: "gpu")
+    speculative = {"method": "draft_model", "model": draft, "num_speculative_tokens": 3}
+    config = EngineConfig(model="target", load_format="dummy", speculative_config=speculative)
+    loaded = load_draft(config, model_config_from_hf(TARGET | {"torch_dtype": "bfloat16"}), None)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(nnx.state(loaded.model))} == {"bfloat16"}
 
 
 @pytest.mark.parametrize("max_model_len", [None, "auto"])

@@ -165,6 +165,16 @@ def test_memory_is_bounded_and_what_is_left_is_found(monkeypatch):
     assert not tree._readers
 
 
+def test_outputs_that_gave_way_leave_nothing_behind(monkeypatch):
+    """Their beginnings were kept for as many requests as may be cached, and that may be any number."""
+    monkeypatch.setattr(suffix_tree, "MAX_TOKENS", 100)
+    tree = proposer(max_cached_requests=10**9)
+    for number in range(200):
+        replay(tree, str(number), [1, 2, 3], text(number, 9))
+    assert 5 <= len(tree._begins) <= 10
+    assert replay(tree, "again", [1, 2, 3], text(199, 9))[1] > 0
+
+
 def test_an_output_longer_than_everything_kept_keeps_its_end(monkeypatch):
     monkeypatch.setattr(suffix_tree, "MAX_TOKENS", 100)
     tree, output = proposer(), text(8, 250)

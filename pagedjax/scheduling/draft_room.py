@@ -1,0 +1,43 @@
+"""Room for drafts: they take blocks that nobody else misses, and leave those of refused ones to whoever needs them.
+
+Drafts are written beyond a request's newest token, so they may need blocks that the request does not need otherwise.
+Knows block tables and lengths; the scheduler decides.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from pagedjax.scheduling.request import Request, RequestStatus
+
+
+def blocks_behind(running: Sequence[Request], block_size: int) -> list[int]:
+    """Return at index i how many blocks the last i requests have yet to take for the tokens that they have.
+
+    Of no use where nobody drafts, and then [].
+    """
+    if not any(request.num_draft_tokens for request in running):
+        return []
+    missing = (_num_missing(request, block_size) for request in reversed(running))
+    return list(accumulate(missing, initial=0))
+
+
+def is_reading(request: Request) -> bool:
+    """Whether a running request has more than its newest token to compute: a prompt, or what it had before."""
+    return request.num_tokens_bound - request.num_computed_tokens > 1
+
+
+def num_spare_blocks(request: Request, block_size: int) -> int:
+    """Return how many blocks at the end of a request's table neither steps under way write nor its next token needs.
+
+    Only of one that generates: others have blocks for what they are about to compute.
+    """
+    is_generating = request.status is RequestStatus.RUNNING and not request.is_new_row
+    if not is_generating or is_reading(request):
+        return 0
+    num_needed = -(-max(request.num_computed_tokens, request.num_tokens_bound) // block_size)
+    return max(0, len(request.block_ids) - num_needed)
+
+
+def _num_missing(request: Request, block_size: int) -> int:
+    """Beams have theirs set aside, wherever they are."""
+    return 0 if request.is_beam else max(0, -(-request.num_tokens_bound // block_size) - len(request.block_ids))
