@@ -41,7 +41,8 @@ from pagedjax.scheduling.fair_share import Client
 from pagedjax.scheduling.pacing import Pacing
 from pagedjax.scheduling.preemption import PreemptionCosts
 from pagedjax.scheduling.request import Request, RequestStatus
-from pagedjax.scheduling.scheduler import Scheduler, SchedulerOutput
+from pagedjax.scheduling.scheduler import Scheduler
+from pagedjax.scheduling.step_plan import SchedulerOutput
 from pagedjax.speculation.load_draft import load_draft
 from pagedjax.speculation.plan import Speculation, SpeculationStep
 from pagedjax.speculation.vocabulary import check_same_vocabulary
@@ -135,6 +136,8 @@ class LLMEngine:
         self.tokenizer = tokenizer or load_tokenizer(self.config, has_checkpoint=has_checkpoint)
         phases.end("loading the tokenizer")
         if draft is not None:
+            if self.config.speculation is None:
+                raise ConfigError("a draft model is given, but speculative_config is not; pass both or neither")
             check_same_vocabulary(loaded.config, draft.config)
         elif self.config.speculation is not None:
             draft = load_draft(self.config, loaded.config, self.tokenizer)

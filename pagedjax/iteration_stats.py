@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from pagedjax.scheduling.scheduler import SchedulerOutput
+from pagedjax.scheduling.step_plan import SchedulerOutput
 
 TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SECOND_BOUNDS = (

@@ -8,7 +8,7 @@ import jax
 from pagedjax.execution.step import TokenLogprobs
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
-from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
+from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.speculation.speculator import VerifiedDrafts
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagedjax.execution.buckets import StepShape
-from pagedjax.scheduling.scheduler import ScheduledRequest
+from pagedjax.scheduling.step_plan import ScheduledRequest
 
 FROM_ROW = -1
 

@@ -42,7 +42,7 @@ from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
-from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
+from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
 from pagedjax.speculation.speculator import Speculator, verified_drafts
 from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache

@@ -14,7 +14,7 @@ from pagedjax.execution.request_state import FLOATS, NUM_FIXED, SamplerState, ne
 from pagedjax.execution.sampler import Variant
 from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from pagedjax.scheduling.request import Request
-from pagedjax.scheduling.scheduler import ScheduledRequest
+from pagedjax.scheduling.step_plan import ScheduledRequest
 
 
 class RowNeeds(IntFlag):

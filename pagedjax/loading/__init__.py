@@ -36,7 +36,7 @@ def load_model(config: EngineConfig, *, params: Any = None, model_config: ModelC
             raise ConfigError("params are given without model_config; pass the ModelConfig that they belong to")
         return model_from_params(params, model_config, dtype=resolve_dtype(config.dtype, model_config))
     if config.has_dummy_weights:
-        model_config = model_config or _configuration_alone(locate(config, with_weights=False))
+        model_config = model_config or load_model_config(config)
         return dummy_model(model_config, dtype=resolve_dtype(config.dtype, model_config), seed=config.seed)
     if model_config is not None:
         raise ConfigError(f"model_config is given for {config.model!r}, which has its own; leave it out or pass params")
@@ -50,9 +50,15 @@ def locate(config: EngineConfig, *, with_weights: bool = True) -> Path:
     return resolve(config.model, revision=config.revision, download_dir=config.download_dir, with_weights=with_weights)
 
 
-def _configuration_alone(path: Path) -> ModelConfig:
+def load_model_config(config: EngineConfig) -> ModelConfig:
+    """Return the shape of the model that `config.model` names, without loading its weights.
+
+    Raises:
+        ConfigError: the model cannot be found or is not supported.
+    """
     from pagedjax.loading.orbax import is_orbax_directory, read_orbax_config
 
+    path = locate(config, with_weights=False)
     if path.suffix == ".gguf":
         return GGUFSource(path).model_config
     return read_orbax_config(path) if is_orbax_directory(path) else read_model_config(path)

@@ -12,7 +12,6 @@ still names the old one.
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -31,46 +30,12 @@ from pagedjax.scheduling.pinned_prefixes import PinnedPrefixes
 from pagedjax.scheduling.preemption import PreemptionCosts, log_preemption
 from pagedjax.scheduling.prefix_cache import PrefixCache
 from pagedjax.scheduling.request import LAST_UNFINISHED, Request, RequestStatus
-from pagedjax.scheduling.swapping import BlockCopies, CopyProgress, Swapping
+from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
+from pagedjax.scheduling.swapping import CopyProgress, Swapping
 
 MAX_PREEMPTIONS = 3  # of one request; a lower limit reserves blocks early and costs throughput where the watermark is 0
 
 _by_order = attrgetter("order")
-
-
-@dataclass(slots=True)
-class ScheduledRequest:
-    """One request's share of a step: it computes tokens [context_len, context_len + num_scheduled_tokens)."""
-
-    request: Request
-    row: int
-    num_scheduled_tokens: int
-    context_len: int
-    new_block_ids: Sequence[int]  # go into the block table from first_new_block_index on
-    first_new_block_index: int
-    is_new_row: bool  # the row still holds another request's state; new_block_ids is then the whole block table
-    samples: bool  # the step reaches the last token there is, so it yields the next one
-    num_draft_tokens: int = 0  # the last of its tokens, guesses that it verifies: up to as many tokens more
-
-
-@dataclass(slots=True)
-class SchedulerOutput:
-    """What one step computes, and the copies between device and host that come before it."""
-
-    scheduled: list[ScheduledRequest] = field(default_factory=list)
-    num_tokens: int = 0
-    num_draft_tokens: int = 0  # among them
-    num_sampling: int = 0  # of the scheduled requests
-    copies: BlockCopies = field(default_factory=BlockCopies)
-    preempted: list[Request] = field(default_factory=list)
-    timed_out: list[Request] = field(default_factory=list)
-    finished_requests: list[Request] = field(default_factory=list)  # their blocks and rows were freed just now
-    forked_blocks: list[tuple[int, int]] = field(default_factory=list)  # (from, to), on the device, after `copies`
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether every request computes exactly its newest token, which its device row knows."""
-        return self.num_tokens == self.num_sampling == len(self.scheduled)
 
 
 class Start(NamedTuple):

@@ -19,7 +19,7 @@ from pagedjax.execution.request_state import RowState
 from pagedjax.execution.row_input import has_filters
 from pagedjax.loading import LoadedModel
 from pagedjax.scheduling.request import Request
-from pagedjax.scheduling.scheduler import ScheduledRequest
+from pagedjax.scheduling.step_plan import ScheduledRequest
 from pagedjax.speculation.draft_model import DRAFT_VARIANTS, DraftFunctions, DraftVariant
 from pagedjax.speculation.history import TokenHistory
 from pagedjax.speculation.proposer import Executables

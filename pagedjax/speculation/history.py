@@ -17,7 +17,7 @@ from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, bucket_for
 from pagedjax.execution.compilation import Task, jit_with
 from pagedjax.execution.executables import ints
 from pagedjax.scheduling.request import Request
-from pagedjax.scheduling.scheduler import ScheduledRequest
+from pagedjax.scheduling.step_plan import ScheduledRequest
 
 CHUNK = 256  # tokens of one row that are written at once
 

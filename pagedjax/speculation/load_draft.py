@@ -1,11 +1,13 @@
 """Loads the draft model that the options name, and checks that it speaks the target's tokens."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from pagedjax.config import AUTO, EngineConfig
 from pagedjax.errors import ConfigError
-from pagedjax.loading import LoadedModel, load_model, resolve_dtype
+from pagedjax.loading import LoadedModel, load_model, load_model_config, resolve_dtype
 from pagedjax.models.config import ModelConfig
 from pagedjax.speculation.vocabulary import check_same_vocabulary
 from pagedjax.text.tokenizer import Tokenizer, load_tokenizer
@@ -28,12 +30,12 @@ def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer |
         config, model=speculation.model, revision=speculation.revision, load_format=load_format, tokenizer=None,
         dtype=resolve_dtype(config.dtype, target).name,  # "auto" is the target's type here, whatever the draft's is
     )  # fmt: skip
-    try:
-        loaded = load_model(own)
+    with _named(speculation.model):
+        shape = load_model_config(own)
         draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
-    except ConfigError as error:  # which knows of one model only
-        raise type(error)(f"the draft model {speculation.model!r} cannot be used: {error}") from error
-    check_same_vocabulary(target, loaded.config, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    check_same_vocabulary(target, shape, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    with _named(speculation.model):
+        loaded = load_model(own)
     positions, longest = loaded.config.max_position_embeddings, config.max_model_len
     if longest is None or longest == AUTO:
         longest = target.max_position_embeddings
@@ -44,3 +46,12 @@ def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer |
             positions, longest,
         )  # fmt: skip
     return loaded
+
+
+@contextmanager
+def _named(model: str) -> Iterator[None]:
+    """Say of errors, which know of one model only, that they are the draft's."""
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)(f"the draft model {model!r} cannot be used: {error}") from error

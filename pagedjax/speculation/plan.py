@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pagedjax.scheduling.request import Request, RequestStatus
-from pagedjax.scheduling.scheduler import ScheduledRequest, SchedulerOutput
+from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.speculation.config import SpeculativeConfig
 from pagedjax.speculation.controller import Controller
 from pagedjax.speculation.host_drafts import HostDrafts

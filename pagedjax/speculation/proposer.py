@@ -13,7 +13,7 @@ from pagedjax.execution.compilation import Task, jit_with, shapes_of
 from pagedjax.execution.executables import ints
 from pagedjax.execution.request_state import RowState
 from pagedjax.scheduling.request import Request
-from pagedjax.scheduling.scheduler import ScheduledRequest
+from pagedjax.scheduling.step_plan import ScheduledRequest
 from pagedjax.speculation.history import TokenHistory
 from pagedjax.speculation.ngram import propose_ngram
 

@@ -26,7 +26,7 @@ from pagedjax.execution.step import StepFunctions, TokenLogprobs
 from pagedjax.loading import LoadedModel
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.request import Request
-from pagedjax.scheduling.scheduler import ScheduledRequest
+from pagedjax.scheduling.step_plan import ScheduledRequest
 from pagedjax.scheduling.swapping import BlockCopies
 from pagedjax.speculation.config import SpeculativeConfig
 from pagedjax.speculation.draft_proposer import DraftModelProposer

@@ -10,7 +10,7 @@ from pagedjax.execution.request_state import empty_rows
 from pagedjax.execution.step import prepare
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.request import Request
-from pagedjax.scheduling.scheduler import ScheduledRequest
+from pagedjax.scheduling.step_plan import ScheduledRequest
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_ROWS = 4, 20, 4
 TABLE = BucketTable.build(max_num_seqs=NUM_ROWS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, platform="gpu")

@@ -14,7 +14,8 @@ from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.beam_group import new_search
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
-from pagedjax.scheduling.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from pagedjax.scheduling.scheduler import Scheduler
+from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies, CopyIn, CopyOut, CopyProgress
 
 VOCABULARY = 5

@@ -1,6 +1,6 @@
 """What the host keeps of speculation: counts, and a trace of bounded size."""
 
-from pagedjax.scheduling.scheduler import SchedulerOutput
+from pagedjax.scheduling.step_plan import SchedulerOutput
 from pagedjax.speculation import plan
 from pagedjax.speculation.config import SpeculativeConfig
 from pagedjax.speculation.plan import Speculation
