@@ -53,8 +53,8 @@ class Regime:
         return self.costs.is_plain_known and not self._num_try_steps and self._now >= self._next_decision
 
     def decide(self, gain: float) -> bool:
-        """Go on, expecting `gain` times the tokens a second of plain decoding; return whether it switched."""
-        was_on = self.is_on
+        """Go on, expecting `gain` times plain tokens a second; return whether it switched, or gave up a try."""
+        was_on, had_tried = self.is_on, self._has_tried
         self._next_decision = self._now + DECIDE_EVERY
         if self.is_on:
             if gain < LEAVE or self.lost > MAX_LOSS:
@@ -70,7 +70,7 @@ class Regime:
             self._enough_measured = self.costs.num_measured + TRY_MEASURED
         if self.is_on != was_on:
             self._switched = self._now
-        return self.is_on != was_on
+        return self.is_on != was_on or (had_tried and not self._has_tried)
 
     def note_plain(self, seconds: float) -> None:
         """Take note of a step without drafts."""

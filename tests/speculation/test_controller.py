@@ -1,6 +1,7 @@
 """Speculation that cannot pay ends at no drafts and costs next to nothing; speculation that pays is found and kept."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -194,6 +195,12 @@ def test_steps_with_prompts_in_them_tell_nothing_about_costs():
     for _ in range(50):
         assert controller.choose(["a"]) == [0]
         controller.note_step(["a"], [0], [0], num_proposed=0, seconds=None)
+
+
+def test_a_try_that_failed_is_a_reason_too():
+    controller = controller_for(LARGE_TARGET)
+    run(LARGE_TARGET, 0.02, 8, num_steps=200, controller=controller)
+    assert re.match(r"speculation off at batch 8: 0\.\d+ times the tokens/s .* of drafts accepted", controller.reason)
 
 
 def test_each_change_is_one_line_with_its_reason(caplog):
