@@ -501,11 +501,7 @@ class LLMEngine:
         confirmed = self._scheduler.confirm(step.output, result.token_ids, result.failed, result.candidates)
         for request, token_ids in confirmed:
             running, completion = self._completions[request.request_id]
-            if completion.is_bare and token_ids and self._speculation is None and not request.is_finished:
-                self._counts["generation_tokens"] += len(token_ids)
-                running.note_tokens(result.read_time)
-            else:
-                self._push(running, completion, token_ids, result)
+            self._push(running, completion, token_ids, result)
             if running.wants_parts or request.is_finished:
                 touched[running.new.request_id] = None
         return touched
@@ -514,15 +510,17 @@ class LLMEngine:
         self, running: RunningRequest, completion: RunningCompletion, token_ids: list[int], result: StepResult
     ) -> None:
         request = completion.request
-        self._counts["generation_tokens"] += len(token_ids)
+        if token_ids:
+            self._counts["generation_tokens"] += len(token_ids)
+            running.note_tokens(result.read_time)
+            if self._speculation is not None:
+                self._speculation.note_token(request, token_ids[-1])
+            if completion.is_bare and not request.is_finished:
+                return
         scores: list[TokenScores] = [] if request.hypothesis is None else scores_of(request.hypothesis)
         wants_logprobs = request.sampling_params.logprobs is not None and not request.is_beam
         if wants_logprobs and result.logprobs is not None and token_ids:
             scores = [_score_at(result.logprobs, next(result.logprob_rows[request.request_id]))]
-        if token_ids:
-            running.note_tokens(result.read_time)
-            if self._speculation is not None:
-                self._speculation.note_token(request, token_ids[-1])
         matched, grammar = completion.push(token_ids, scores), completion.grammar
         if matched is not None:
             self._scheduler.finish(request, RequestStatus.FINISHED_STOPPED, stop_reason=matched)

@@ -206,10 +206,8 @@ class SuffixTreeProposer:
             context = texts.context(place, reader.key) if place >= first else None  # the prompt is not proposed
             self._outputs.append(texts.token_ids[place], context)
         self._outputs.append(END, reader.context)
-        while (
-            self._begins and self._begins[0] < self._outputs.begin
-        ):  # for want of room, however many outputs may be kept
-            self._begins.popleft()
+        while self._begins and self._begins[0] < self._outputs.begin:
+            self._begins.popleft()  # it gave way for want of room, however many outputs may be kept
 
     def _walk(self, node: _Node, max_tokens: int) -> tuple[list[int], float]:
         max_drafts = min(max_tokens, int(self._max_spec_factor * min(node.length, self._max_depth)))

@@ -60,7 +60,7 @@ def test_of_a_draft_that_errs_at_every_fifth_position_all_others_are_accepted(en
     engine.speculation_trace(clear=True)
     run_all(engine, [("a", [1, 2, 3], greedy(max_tokens=60))])
     accepted = [one.num_accepted for step in engine.speculation_trace() for one in step.verified]
-    first = accepted.index(0)  # the newest token is at a position that five divides
+    first = accepted.index(0)  # the newest token is at the last of five positions
     assert accepted[first:-2] == ([0, 3] * 60)[: len(accepted) - 2 - first]
     assert len(accepted) > 20
 

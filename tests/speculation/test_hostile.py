@@ -9,8 +9,8 @@ import random
 import pytest
 
 from pagedjax import SamplingParams
-from pagedjax.execution import buckets
 from tests.fakes import continuation, fake_engine, run_all
+from tests.kept_executables import few_buckets
 from tests.speculation.every_kind import comparable, requests_of_every_kind
 
 METHODS = {
@@ -31,11 +31,7 @@ def make_engine(method, **options):
     """An engine with one bucket of each kind: none is tested here, and each takes a while to compile."""
     errs_every = 3 if method == "draft_model" else None
     config = METHODS[method] | {"is_adaptive": False}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(buckets.SAMPLE_BUCKETS, "cpu", ())
-        for sizes in (buckets.DECODE_SIZES, buckets.VERIFY_SIZES):
-            patch.setitem(sizes, "cpu", (4,))
-        patch.setitem(buckets.TOKEN_SIZES, "cpu", (32,))
+    with few_buckets():
         return fake_engine(speculative_config=config, draft_errs_every=errs_every, **options)
 
 
