@@ -4,9 +4,7 @@ Also counts compilations, because one after start-up is a bug that a metric show
 """
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,13 @@ import jax
 from tqdm import tqdm
 
 from pagedjax.execution.executable_cache import ExecutableCache
+from pagedjax.execution.lowering_processes import TaskSpec, lower_all
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.sampler import GPU_COMPILER_OPTIONS
+from pagedjax.execution.tasks import Task
 
 DEFAULT_CACHE_DIR = "~/.cache/pagedjax/xla"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
-
-
-@dataclass(frozen=True)
-class Task:
-    """One executable to build: `function` (already jitted) at the shapes of `arguments`."""
-
-    name: str
-    function: Any
-    arguments: tuple
-    is_full_model: bool = False
 
 
 def enable_cache(directory: str | None) -> Path | None:
@@ -49,17 +39,21 @@ def enable_cache(directory: str | None) -> Path | None:
 
 
 def compile_all(
-    tasks: list[Task], phases: PhaseTimes, *, cache: ExecutableCache | None, show_progress: bool
+    tasks: list[Task],
+    phases: PhaseTimes,
+    *,
+    cache: ExecutableCache | None,
+    show_progress: bool,
+    spec: TaskSpec | None = None,
 ) -> dict[str, jax.stages.Compiled]:
-    """Load each task from the cache, or lower it here and compile in threads; return executables by name.
+    """Load each task from the cache, or lower it and compile in threads; return executables by name.
 
-    The phase "lowering" lasts until every task that was not cached is lowered, with compilations under way beside it;
-    what is left of them then is "compiling".
+    With `spec`, processes beside this one lower the tasks that follow from it. The phase "lowering" lasts until every
+    task that was not cached is lowered, with compilations under way beside it; what is left of them is "compiling".
     """
     options = GPU_COMPILER_OPTIONS if jax.default_backend() == "gpu" else {}
-    num_threads = max(1, min(8, os.cpu_count() or 1))
     with (
-        ThreadPoolExecutor(num_threads, thread_name_prefix="compile") as pool,
+        ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile") as pool,
         tqdm(total=len(tasks), desc="Compiling", unit="executable", disable=not show_progress) as progress,
     ):
 
@@ -78,7 +72,7 @@ def compile_all(
         progress.update(len(tasks) - len(missing))
         if len(missing) < len(tasks):
             phases.end("loading executables")
-        futures = {task.name: pool.submit(finish, task, task.function.lower(*task.arguments)) for task in missing}
+        futures = {task.name: pool.submit(finish, task, lowered) for task, lowered in lower_all(missing, spec)}
         phases.end("lowering")
         executables |= {name: future.result() for name, future in futures.items()}
     phases.end("compiling")
@@ -95,18 +89,3 @@ class CompilationCounter:
     def _on_event(self, event: str, duration_secs: float, **kwargs: Any) -> None:
         if event == _COMPILE_EVENT:
             self.count += 1
-
-
-def shapes_of(tree: Any) -> Any:
-    """The same tree with a `jax.ShapeDtypeStruct` in place of each array."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
-
-
-def jit_with(function: Callable, *, donate: tuple[int, ...] = (), **static: Any) -> Any:
-    """`jax.jit` of `function` with keyword arguments bound and positional arguments donated by number."""
-
-    def bound(*args: Any) -> Any:
-        return function(*args, **static)
-
-    bound.__name__ = function.__name__
-    return jax.jit(bound, donate_argnums=donate)

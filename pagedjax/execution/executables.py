@@ -3,74 +3,88 @@
 Knows shapes and names; the model runner, which holds the arrays, calls the executables by these names.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+import numpy as np
+from flax import nnx
 
 from pagedjax.execution import kv_cache
 from pagedjax.execution.block_copy import COPY_BUCKETS, copy_blocks
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape
-from pagedjax.execution.compilation import Task, jit_with, shapes_of
 from pagedjax.execution.request_state import NUM_FIXED, write_masks, write_rows, write_sampler_row
 from pagedjax.execution.step import RESULT_COLUMNS, StepFunctions
+from pagedjax.execution.tasks import Task, shapes_of
 from pagedjax.models.config import ModelConfig
 
 PLAIN_VARIANTS = ("plain",)  # need no wide rows
 WIDE_VARIANTS = ("top_k", "full")
 
 
-def executable_tasks(
-    functions: StepFunctions,
-    buckets: BucketTable,
-    config: ModelConfig,
-    *,
-    dtype: DTypeLike,
-    num_blocks: int,
-    max_blocks: int,
-    state: tuple[Any, Any, Any],
-) -> list[Task]:
-    """List every executable: decode and forward hold the whole model, the others the head or less.
+@dataclass(frozen=True)
+class TaskSpec:
+    """What the executables of a model follow from, beside its weights. It can be pickled.
 
-    `state` are the shapes of the device rows, of the wide sampler rows, and of one of those.
+    Attributes:
+      max_blocks: of one request.
+      state: shapes of the device rows, of the wide sampler rows, and of one of those.
     """
-    rows, wide, neutral = state
-    leaves = shapes_of(functions.leaves)
-    cache = kv_cache.shapes(config, num_blocks=num_blocks, block_size=buckets.block_size, dtype=dtype)
-    tasks = []
-    for bucket in buckets.tokens:
-        hidden = jax.ShapeDtypeStruct((bucket, config.hidden_size), dtype)
-        arguments = (leaves, hidden, ints(SCORE_ROWS), ints(SCORE_ROWS))
-        tasks.append(Task(f"score {bucket}", jit_with(functions.score), arguments))
-    for shape in buckets.forward_shapes:
-        run = jit_with(functions.forward, donate=(1, 2), shape=shape)
-        tasks.append(Task(forward_name(shape), run, (leaves, cache, rows, ints(shape.packed_size)), True))
-    for shape in buckets.decode_shapes if buckets.is_fused else []:
-        for variant in PLAIN_VARIANTS:
-            run = jit_with(functions.decode, donate=(1, 2), shape=shape, variant=variant)
+
+    config: ModelConfig
+    dtype: np.dtype
+    buckets: BucketTable
+    num_blocks: int
+    max_blocks: int
+    max_logprobs: int
+    state: tuple[Any, Any, Any]
+
+    def functions(self, model: nnx.Module) -> StepFunctions:
+        """Return the step functions of a model, which may be one of shapes alone."""
+        return StepFunctions(
+            model, block_size=self.buckets.block_size, num_blocks=self.num_blocks,
+            max_num_seqs=self.buckets.max_num_seqs, max_logprobs=self.max_logprobs,
+        )  # fmt: skip
+
+    def tasks(self, functions: StepFunctions) -> list[Task]:
+        """List every executable: decode and forward hold the whole model, the others the head or less."""
+        config, dtype = self.config, self.dtype
+        rows, wide, neutral = self.state
+        leaves = shapes_of(functions.leaves)
+        cache = kv_cache.shapes(config, num_blocks=self.num_blocks, block_size=self.buckets.block_size, dtype=dtype)
+        tasks = []
+        whole: dict[str, Any] = {"donate": (1, 2), "is_full_model": True}
+        for shape in self.buckets.forward_shapes:
             arguments = (leaves, cache, rows, ints(shape.packed_size))
-            tasks.append(Task(f"decode {shape.num_rows} {variant}", run, arguments, True))
-    last_hidden = jax.ShapeDtypeStruct((buckets.max_num_seqs, config.hidden_size), dtype)
-    for bucket in buckets.sample:
-        for variant in (*PLAIN_VARIANTS, *WIDE_VARIANTS):
-            run = jit_with(functions.sample, donate=(1, 2), variant=variant)
-            arguments = (leaves, rows, wide if variant in WIDE_VARIANTS else None, last_hidden, ints(bucket))
-            tasks.append(Task(f"sample {bucket} {variant}", run, arguments))
-        tasks.append(Task(f"beam {bucket}", jit_with(functions.beam, num_rows=bucket), (leaves, last_hidden)))
-        arguments = (leaves, last_hidden, ints(bucket, RESULT_COLUMNS))
-        tasks.append(Task(f"logprobs {bucket}", jit_with(functions.logprobs), arguments))
-    for bucket in ROW_WRITER_BUCKETS:
-        packed = ints(bucket, NUM_FIXED + max_blocks)
-        tasks.append(Task(f"write rows {bucket}", jit_with(write_rows, donate=(0,)), (rows, packed)))
-        masks = jax.ShapeDtypeStruct((bucket, wide.allowed_mask.shape[1]), jnp.uint32)
-        run = jit_with(write_masks, donate=(0,))
-        tasks.append(Task(f"write masks {bucket}", run, (wide, ints(bucket), masks)))
-    for bucket in COPY_BUCKETS:
-        tasks.append(Task(f"copy blocks {bucket}", jit_with(copy_blocks, donate=(0,)), (cache, ints(2, bucket))))
-    run = jit_with(write_sampler_row, donate=(0,))
-    tasks.append(Task("write sampler row", run, (wide, ints(), neutral)))
-    return tasks
+            tasks.append(Task.portable(forward_name(shape), functions.forward, arguments, **whole, shape=shape))
+        for shape in self.buckets.decode_shapes if self.buckets.is_fused else []:
+            arguments = (leaves, cache, rows, ints(shape.packed_size))
+            for variant in PLAIN_VARIANTS:
+                name, static = f"decode {shape.num_rows} {variant}", {"shape": shape, "variant": variant}
+                tasks.append(Task.portable(name, functions.decode, arguments, **whole, **static))
+        for bucket in self.buckets.tokens:
+            hidden = jax.ShapeDtypeStruct((bucket, config.hidden_size), dtype)
+            arguments = (leaves, hidden, ints(SCORE_ROWS), ints(SCORE_ROWS))
+            tasks.append(Task.portable(f"score {bucket}", functions.score, arguments))
+        last_hidden = jax.ShapeDtypeStruct((self.buckets.max_num_seqs, config.hidden_size), dtype)
+        for bucket in self.buckets.sample:
+            for variant in (*PLAIN_VARIANTS, *WIDE_VARIANTS):
+                arguments = (leaves, rows, wide if variant in WIDE_VARIANTS else None, last_hidden, ints(bucket))
+                name = f"sample {bucket} {variant}"
+                tasks.append(Task.portable(name, functions.sample, arguments, donate=(1, 2), variant=variant))
+            tasks.append(Task.portable(f"beam {bucket}", functions.beam, (leaves, last_hidden), num_rows=bucket))
+            arguments = (leaves, last_hidden, ints(bucket, RESULT_COLUMNS))
+            tasks.append(Task.portable(f"logprobs {bucket}", functions.logprobs, arguments))
+        for bucket in ROW_WRITER_BUCKETS:
+            packed = ints(bucket, NUM_FIXED + self.max_blocks)
+            tasks.append(Task.portable(f"write rows {bucket}", write_rows, (rows, packed), donate=(0,)))
+            masks = jax.ShapeDtypeStruct((bucket, wide.allowed_mask.shape[1]), jnp.uint32)
+            tasks.append(Task.portable(f"write masks {bucket}", write_masks, (wide, ints(bucket), masks), donate=(0,)))
+        for bucket in COPY_BUCKETS:
+            tasks.append(Task.portable(f"copy blocks {bucket}", copy_blocks, (cache, ints(2, bucket)), donate=(0,)))
+        tasks.append(Task.portable("write sampler row", write_sampler_row, (wide, ints(), neutral), donate=(0,)))
+        return tasks
 
 
 def forward_name(shape: StepShape) -> str:

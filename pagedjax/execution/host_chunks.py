@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 from pagedjax.config import EngineConfig
 from pagedjax.device import HOST_LIMIT_VARIABLE, host_memory_bytes
 from pagedjax.errors import ConfigError
-from pagedjax.execution.compilation import Task, jit_with
+from pagedjax.execution.tasks import Task, jit_with
 from pagedjax.models.batch import KVCache
 from pagedjax.scheduling.preemption import CopySpeed
 from pagedjax.scheduling.swapping import BlockCopies, CopyIn, CopyOut, CopyProgress

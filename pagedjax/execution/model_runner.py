@@ -18,12 +18,12 @@ from pagedjax.errors import ConfigError
 from pagedjax.execution import executable_cache, kv_cache
 from pagedjax.execution.block_copy import COPY_BUCKETS, pack_copies
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
-from pagedjax.execution.compilation import CompilationCounter, compile_all, enable_cache, shapes_of
+from pagedjax.execution.compilation import CompilationCounter, compile_all, enable_cache
 from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.executables import (
     PLAIN_VARIANTS,
     WIDE_VARIANTS,
-    executable_tasks,
+    TaskSpec,
     forward_name,
     temporary_bytes,
 )
@@ -38,14 +38,16 @@ from pagedjax.execution.request_state import (
 )
 from pagedjax.execution.row_input import RowNeeds, bit_mask, pack_rows, wide_row
 from pagedjax.execution.step import NUM_BEAM_CANDIDATES, RESULT_COLUMNS, StepFunctions
+from pagedjax.execution.tasks import shapes_of
 from pagedjax.loading import LoadedModel, resolve_dtype
+from pagedjax.models import MODEL_CLASSES
 from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
 from pagedjax.speculation.speculator import Speculator, verified_drafts
-from pallas_kernels import add_rms_norm, matmul, paged_attention, rope_and_cache
+from pallas_kernels import add_rms_norm, hopper, matmul, paged_attention, rope_and_cache
 
 
 class ModelRunner:
@@ -416,15 +418,13 @@ class ModelRunner:
         request_state = _num_bytes(jax.tree.leaves((self._rows, self._wide, self._speculation_arrays)))
         planned = self._plan(loaded, request_state, kv_cache.estimate_temporaries(config, loaded.config, dtype))
         while True:
-            functions = StepFunctions(
-                loaded.model, block_size=config.block_size, num_blocks=planned.num_blocks,
-                max_num_seqs=config.max_num_seqs, max_logprobs=config.max_logprobs,
+            spec = TaskSpec(
+                loaded.config, dtype, self.buckets, planned.num_blocks, self._max_blocks, config.max_logprobs,
+                state=shapes_of((self._rows, self._wide, self._neutral)),
             )  # fmt: skip
+            functions = spec.functions(loaded.model)
             self._leaves = functions.leaves
-            tasks = executable_tasks(
-                functions, self.buckets, loaded.config, dtype=dtype, num_blocks=planned.num_blocks,
-                max_blocks=self._max_blocks, state=shapes_of((self._rows, self._wide, self._neutral)),
-            )  # fmt: skip
+            tasks = spec.tasks(functions)
             if self._speculator is not None:
                 tasks += self._speculator.tasks(
                     functions, num_blocks=planned.num_blocks, hidden_size=self._hidden_size, dtype=dtype,
@@ -435,7 +435,9 @@ class ModelRunner:
             )
             tasks += copy_tasks(self._host_plan, pool)
             cache = self._executable_cache(loaded, functions)
-            self._executables = compile_all(tasks, phases, cache=cache, show_progress=show_progress)
+            self._executables = compile_all(
+                tasks, phases, cache=cache, spec=spec if _can_lower_apart(loaded) else None, show_progress=show_progress
+            )
             ledger = self._plan(loaded, request_state, temporary_bytes(tasks, self._executables))
             if ledger.num_blocks >= planned.num_blocks:
                 break
@@ -496,6 +498,13 @@ class ModelRunner:
         return {
             "draft_weights": _num_bytes(jax.tree.leaves(nnx.state(self._draft.model))), "draft_block": block,
         }  # fmt: skip
+
+
+def _can_lower_apart(loaded: LoadedModel) -> bool:
+    """Whether another process can make the model's tasks, and it pays: lowering Hopper kernels is most of a start."""
+    ops = (add_rms_norm, matmul, rope_and_cache)
+    has_kernels = hopper.unavailable() is None and all(op.is_sound() for op in ops)
+    return has_kernels and type(loaded.model) is MODEL_CLASSES.get(loaded.config.architecture)
 
 
 def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[str]:

@@ -13,10 +13,10 @@ from jax.typing import DTypeLike
 
 from pagedjax.execution import kv_cache
 from pagedjax.execution.buckets import BucketTable, bucket_for, sizes_up_to
-from pagedjax.execution.compilation import Task, jit_with, shapes_of
 from pagedjax.execution.executables import ints
 from pagedjax.execution.request_state import RowState
 from pagedjax.execution.row_input import has_filters
+from pagedjax.execution.tasks import Task, jit_with, shapes_of
 from pagedjax.loading import LoadedModel
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest
@@ -65,12 +65,12 @@ class DraftModelProposer:
         for bucket in self._token_buckets:
             run = jit_with(functions.prefill, donate=(1,), num_tokens=bucket)
             packed = ints(3, min(bucket, buckets.max_num_seqs))
-            tasks.append(Task(f"read {bucket} tokens", run, (*arrays, packed), True))
+            tasks.append(Task(f"read {bucket} tokens", run, (*arrays, packed), is_full_model=True))
         for bucket in buckets.sample:
             for variant in DRAFT_VARIANTS:
                 run = jit_with(functions.propose, donate=(1, 2, 3, 6), variant=variant)
                 packed = (ints(bucket), ints(3, bucket * self._max_new_blocks), shapes_of(self.chances))
-                tasks.append(Task(f"propose {bucket} {variant}", run, (*arrays, *packed), True))
+                tasks.append(Task(f"propose {bucket} {variant}", run, (*arrays, *packed), is_full_model=True))
         return tasks
 
     def allocate(self, num_blocks: int) -> None:

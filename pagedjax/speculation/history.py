@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, bucket_for
-from pagedjax.execution.compilation import Task, jit_with
 from pagedjax.execution.executables import ints
+from pagedjax.execution.tasks import Task, jit_with
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest
 

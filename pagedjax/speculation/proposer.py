@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from pagedjax.execution.buckets import BucketTable, bucket_for
-from pagedjax.execution.compilation import Task, jit_with, shapes_of
 from pagedjax.execution.executables import ints
 from pagedjax.execution.request_state import RowState
+from pagedjax.execution.tasks import Task, jit_with, shapes_of
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest
 from pagedjax.speculation.history import TokenHistory

@@ -18,11 +18,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int, UInt
 
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, BucketTable, bucket_for
-from pagedjax.execution.compilation import Task, jit_with, shapes_of
 from pagedjax.execution.executables import ints
 from pagedjax.execution.request_state import RowState, SamplerState
 from pagedjax.execution.row_input import has_filters, needs_wide_row
 from pagedjax.execution.step import StepFunctions, TokenLogprobs
+from pagedjax.execution.tasks import Task, jit_with, shapes_of
 from pagedjax.loading import LoadedModel
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.request import Request

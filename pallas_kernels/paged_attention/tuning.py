@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import jax
+from pallas_kernels.hopper import platform
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ GPU = Tiling(chunk_tokens=512, rows=64, queries=256)
 
 
 def tiling() -> Tiling:
-    """The sizes for the default backend of this process."""
-    return CPU if jax.default_backend() == "cpu" else GPU
+    """The sizes for what this process lowers for."""
+    return CPU if platform() == "cpu" else GPU
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import pytest
 
 from pagedjax import LLM, SamplingParams
 from pagedjax.execution import executable_cache
-from pagedjax.execution.compilation import Task, compile_all, enable_cache, jit_with, shapes_of
+from pagedjax.execution.compilation import compile_all, enable_cache
 from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.phase_times import PhaseTimes
+from pagedjax.execution.tasks import Task, jit_with, shapes_of
 from tests.kept_executables import few_buckets
 from tests.loading.tiny_checkpoints import write_config
 
