@@ -486,8 +486,9 @@ class LLMEngine:
     def _finish(self, step: InFlightStep, dispatched_time: float) -> dict[str, None]:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
         result = self._runner.read(step)
-        seconds = self._iterations.note_result(dispatched_time)
         num_tokens = step.output.num_tokens - step.output.num_draft_tokens
+        num_accepted = sum([one.num_accepted for one in result.verified])
+        seconds = self._iterations.note_result(dispatched_time, num_tokens=num_tokens + num_accepted)
         share = self._step_times.share(num_tokens, seconds, is_awaited=bool(step.sampling))
         if share is not None:
             self._scheduler.note_step(num_requests=len(step.output.scheduled), num_tokens=num_tokens, seconds=share)

@@ -65,6 +65,15 @@ def test_of_a_draft_that_errs_at_every_fifth_position_all_others_are_accepted(en
     assert len(accepted) > 20
 
 
+def test_refused_drafts_are_no_tokens_of_an_iteration(engine):
+    """They were counted in the histogram, which showed up to K tokens too many a request and step."""
+    before, drafts = engine.histograms()["iteration_tokens_total"], engine.stats()["spec_decode_num_draft_tokens"]
+    run_all(engine, [("a", [1, 2, 3], greedy(max_tokens=40)), ("b", [4, 5], greedy(max_tokens=30))])
+    after = engine.histograms()["iteration_tokens_total"]
+    assert engine.stats()["spec_decode_num_draft_tokens"] - drafts > 40
+    assert after.sum - before.sum == 3 + 40 + 2 + 30 - 2, "each request's last token is not computed"
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 9))
 def test_max_tokens_within_an_accepted_run(engine, max_tokens):
     requests = [("a", [5, 6, 7], greedy(max_tokens=max_tokens)), ("b", [9, 9], greedy())]
