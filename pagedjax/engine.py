@@ -562,7 +562,7 @@ class LLMEngine:
         for child in self._running[request_id].new.children:
             del self._completions[child.request_id]
             if self._speculation is not None:
-                self._speculation.forget(child.request_id)
+                self._speculation.forget(child)
         for completion in self._running.pop(request_id).completions:
             request = completion.request
             if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH):

@@ -55,6 +55,8 @@ class Speculation:
     def plan(self, running: Iterable[Request]) -> None:
         """Say how many drafts each running request verifies in the next step."""
         decoding = [one for one in running if _is_decoding(one)]
+        if self._host_drafts is not None:
+            self._host_drafts.begin_step()
         limits = self._limits(decoding)
         chosen = self._controller.choose([one.request_id for one in decoding], limits=limits)
         self._is_reading = False
@@ -95,11 +97,11 @@ class Speculation:
         if self._host_drafts is not None:
             self._host_drafts.extend(request, token_id)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, request: Request) -> None:
         """Drop a request that ended."""
-        self._controller.forget(request_id)
+        self._controller.forget(request.request_id)
         if self._host_drafts is not None:
-            self._host_drafts.finish(request_id)
+            self._host_drafts.finish(request)
 
     def reset(self) -> None:
         """Forget how drafts fared: the weights have changed."""
