@@ -171,7 +171,7 @@ class LLMEngine:
         self._speculation = None
         if self.config.speculation is not None:
             self._speculation = Speculation(
-                self.config.speculation, self._runner.num_missing, max_num_read=self._runner.buckets.tokens[-1]
+                self.config.speculation, self._runner.num_missing, max_num_read=self._runner.max_num_read
             )
         self._is_open = True
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
@@ -235,7 +235,7 @@ class LLMEngine:
         self._check_open()
         began, waited = time.perf_counter(), self._runner.times.wait
         if self._speculation is not None:
-            self._speculation.plan(self._scheduler.running)
+            self._speculation.plan(self._scheduler.running, has_prompts=self._scheduler.expects_prompts)
         output = self._scheduler.schedule(time.monotonic(), self._runner.host.progress())
         for request in output.timed_out:
             self._time_out(request)

@@ -38,7 +38,7 @@ def make_engine(method, **options):
 def choose_at_random(engine, rng):
     """Replace what the controller decides by chance, so that drafting stops and starts row by row."""
 
-    def choose(request_ids, *, limits):
+    def choose(request_ids, *, limits, has_prompts):
         style = rng.random()
         if style < 0.3:
             return [0] * len(request_ids)
