@@ -176,6 +176,7 @@ class Controller:
             self.reason = (
                 f"speculation {'on' if regime.is_on else 'off'} at batch {num}: {gain:.2f} times the tokens/s of plain "
                 f"decoding expected, {self._acceptance.mean_rate():.2f} of drafts accepted, {regime.costs.describe()}"
+                + ("" if regime.is_on else f", {regime.lost:.1f} plain steps lost")
             )
             logger.info(self.reason)
 

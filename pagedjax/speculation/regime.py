@@ -44,12 +44,14 @@ class Regime:
       costs: of its steps.
       is_on: whether it speculates, tries apart.
       num_tried: requests that the next step drafts for in a try; 0 if there is none under way.
+      lost: plain steps that speculation had lost when it, or a try, was given up.
     """
 
     def __init__(self, max_drafts: int, clock: Clock, *, batch_size: int) -> None:
         self.costs = StepCosts(max_drafts)
         self.is_on = False
         self.num_tried = 0
+        self.lost = 0.0
         self._clock = clock
         self._batch_size = batch_size
         self._next_decision = 0
@@ -147,7 +149,8 @@ class Regime:
         """Wait, for so long that what was lost is BUDGET of the time."""
         self.is_on, self._last_tried = False, 0
         self._num_failures = self._num_failures + 1 if has_failed else 0
-        wait = round((self._lost + self._debt) / BUDGET)
+        self.lost = self._lost + self._debt
+        wait = round(self.lost / BUDGET)
         self._clock.next_try = self._clock.now + max(MIN_WAIT, wait)
         self._next_decision = self._clock.now + max(MIN_WAIT << min(self._num_failures, MAX_DOUBLINGS), wait)
         self._lost = self._debt = 0.0

@@ -94,7 +94,9 @@ def check(engine, results):
             num_finished += 1
     stats = engine.stats()
     assert num_finished > 0.6 * len(results)
-    assert stats["spec_decode_num_accepted_tokens"] > 50
+    assert stats["spec_decode_num_draft_tokens"] > 50
+    if engine.config.speculation.method != "ngram":  # the fake model does not repeat itself: all n-grams are refused
+        assert stats["spec_decode_num_accepted_tokens"] > 50
     assert stats["spec_decode_num_accepted_tokens"] <= stats["spec_decode_num_draft_tokens"]
     assert stats["num_blocks_used"] == 0
 
