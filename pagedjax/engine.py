@@ -171,7 +171,7 @@ class LLMEngine:
         self._speculation = None
         if self.config.speculation is not None:
             self._speculation = Speculation(
-                self.config.speculation, self._runner.num_missing, max_num_read=self._runner.buckets.tokens[-1]
+                self.config.speculation, self._runner.num_missing, max_num_read=self._runner.max_num_read
             )
         self._is_open = True
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
@@ -235,7 +235,7 @@ class LLMEngine:
         self._check_open()
         began, waited = time.perf_counter(), self._runner.times.wait
         if self._speculation is not None:
-            self._speculation.plan(self._scheduler.running)
+            self._speculation.plan(self._scheduler.running, has_prompts=self._scheduler.expects_prompts)
         output = self._scheduler.schedule(time.monotonic(), self._runner.host.progress())
         for request in output.timed_out:
             self._time_out(request)
@@ -486,8 +486,9 @@ class LLMEngine:
     def _finish(self, step: InFlightStep, dispatched_time: float) -> dict[str, None]:
         """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
         result = self._runner.read(step)
-        seconds = self._iterations.note_result(dispatched_time)
         num_tokens = step.output.num_tokens - step.output.num_draft_tokens
+        num_accepted = sum([one.num_accepted for one in result.verified])
+        seconds = self._iterations.note_result(dispatched_time, num_tokens=num_tokens + num_accepted)
         share = self._step_times.share(num_tokens, seconds, is_awaited=bool(step.sampling))
         if share is not None:
             self._scheduler.note_step(num_requests=len(step.output.scheduled), num_tokens=num_tokens, seconds=share)
@@ -561,7 +562,7 @@ class LLMEngine:
         for child in self._running[request_id].new.children:
             del self._completions[child.request_id]
             if self._speculation is not None:
-                self._speculation.forget(child.request_id)
+                self._speculation.forget(child)
         for completion in self._running.pop(request_id).completions:
             request = completion.request
             if request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH):

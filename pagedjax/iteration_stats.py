@@ -68,14 +68,17 @@ class IterationStats:
 
     def note_dispatch(self, plan: SchedulerOutput, *, is_starved: bool) -> None:
         """Take note of a step that went to the device; starved if the device had finished everything before it."""
-        self._tokens.observe(plan.num_tokens)
         self._num_starved += is_starved
         num_read = plan.num_tokens + sum([item.context_len for item in plan.scheduled])
         self._read_bytes += self._weight_bytes + num_read * self._kv_bytes_per_token
 
-    def note_result(self, dispatched_time: float) -> float:
-        """Take note that the step dispatched then has been read; return the seconds the device took, at the longest."""
+    def note_result(self, dispatched_time: float, *, num_tokens: int) -> float:
+        """Take note that the step dispatched then has been read; return the seconds the device took, at the longest.
+
+        `num_tokens` are those that it computed, without drafts that were refused.
+        """
         now = time.perf_counter()
+        self._tokens.observe(num_tokens)
         began = max(dispatched_time, self._busy_until)
         self._busy_seconds += now - began
         self._step_seconds.observe(now - began)

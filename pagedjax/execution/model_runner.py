@@ -46,6 +46,7 @@ from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
+from pagedjax.speculation.draft_proposer import max_num_read
 from pagedjax.speculation.speculator import Speculator, verified_drafts
 from pallas_kernels import add_rms_norm, hopper, matmul, paged_attention, rope_and_cache
 
@@ -167,6 +168,11 @@ class ModelRunner:
     def num_missing(self, request: Request) -> int:
         """Tokens of a running request that a draft model has to read before it can draft for it."""
         return 0 if self._speculator is None else self._speculator.num_missing(request)
+
+    @property
+    def max_num_read(self) -> int:
+        """Tokens that a draft model reads in one step at most."""
+        return max_num_read(self.buckets)
 
     def read_drafts(self, step: InFlightStep) -> dict[int, list[int]]:
         """Wait for the drafts that a dispatched step verifies, by row; -1 and all after it are none."""

@@ -88,6 +88,7 @@ class Request:
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens the first admission found cached
     num_preemptions: int = field(default=0, init=False)
     num_draft_tokens: int = field(default=0, init=False)  # wanted in its next step, by whoever plans speculation
+    num_draft_reads: int = field(default=0, init=False)  # its tokens that a draft model reads then, to catch up
     draft_token_ids: Sequence[int] = field(default=(), init=False, repr=False)  # where the host makes the drafts
     is_drafted_from_output: bool = field(default=False, init=False)  # it does, and waits until it has read all tokens
     row: int | None = field(default=None, init=False)  # slot of the device state while running

@@ -113,6 +113,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # new and preempted
         self.num_preemptions = 0
         self.num_block_copies = 0
+        self._is_head_refused = False  # it waits for blocks
         self._prompt_budget = 0  # of the iteration under way: tokens in chunks of more than one
         self._finished: list[Request] = []  # not reaped yet
         self._fair_share = FairShare()
@@ -171,6 +172,7 @@ class Scheduler:
         if self.policy == "priority" and is_open:
             self._make_room(output.preempted)
         self._serve(list(self.running), output, num_behind=len(self.running))
+        self._is_head_refused = False
         if is_open and output.num_tokens < self.max_num_batched_tokens:
             self._serve(self._admissions(output), output)
         self.swapping.end()
@@ -279,6 +281,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self.requests) - self.num_running - self.num_swapped
+
+    @property
+    def expects_prompts(self) -> bool:
+        """Whether the next step is likely to compute prompts: of who runs, or of who waits and may come in."""
+        may_come_in = bool(self._finished) or (bool(self._free_rows) and not self._is_head_refused)
+        return (bool(self.waiting) and may_come_in) or any(map(is_reading, self.running))
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters under their metric names; prefix cache counts are tokens, evictions blocks."""
@@ -592,6 +600,7 @@ class Scheduler:
             if not self._admit(self.waiting[0], num_promised):
                 if not self.running and self._forks.drop():
                     continue  # nobody else will give back what the head needs
+                self._is_head_refused = True
                 return
             request = self.waiting.pop(0)
             yield request

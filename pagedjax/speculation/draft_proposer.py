@@ -1,7 +1,8 @@
 """Proposes with a draft model: owns its weights and its KV cache, which has the target's blocks.
 
-A request's prompt is read when drafts are first wanted, and what plain steps added when they are wanted again, so a
-draft model that is not used costs nothing but memory. Knows which blocks hold what it has read.
+A request's prompt is read when drafts are first wanted, over several steps if it is long, and what plain steps added
+when they are wanted again, so a draft model that is not used costs nothing but memory. Knows which blocks hold what it
+has read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,15 @@ from pagedjax.speculation.draft_model import DRAFT_VARIANTS, DraftFunctions, Dra
 from pagedjax.speculation.history import TokenHistory
 from pagedjax.speculation.proposer import Executables
 
-READ_SIZES = (64, 256, 1024, 4096, 16384)  # of tokens that are read at once
+READ_SIZES = (64, 256, 1024)  # of tokens that are read at once
+
+
+def max_num_read(buckets: BucketTable) -> int:
+    """Return how many tokens are read in one step at most, beside which everybody's next token waits.
+
+    At least what a few steps add to all rows, or a draft model would never catch up with them.
+    """
+    return max(min(READ_SIZES[-1], buckets.tokens[-1]), 4 * buckets.max_num_seqs)
 
 
 class DraftModelProposer:
@@ -43,7 +52,7 @@ class DraftModelProposer:
         self._history = history
         self._buckets = buckets
         self._dtype = jnp.dtype(dtype)
-        self._token_buckets = sizes_up_to(buckets.tokens[-1], READ_SIZES)
+        self._token_buckets = sizes_up_to(max_num_read(buckets), READ_SIZES)
         self._max_new_blocks = 1 + max_draft_tokens // buckets.block_size  # of one row in one step
         self._leaves: tuple = ()
         self._kv_cache: list = []
@@ -92,19 +101,9 @@ class DraftModelProposer:
     def num_missing(self, request: Request) -> int:
         return request.num_tokens - self._first_missing(request)
 
-    def catch_up(self, state: RowState, drafting: Sequence[ScheduledRequest], executables: Executables) -> None:
-        """Read prompts and what else is missing, in as many calls as it takes."""
-        pieces: list[tuple[int, int, int]] = []
-        room = most = self._token_buckets[-1]
-        for item in drafting:
-            start, end = self._first_missing(item.request), item.request.num_tokens
-            while start < end:
-                num_tokens = min(end - start, room)
-                pieces.append((item.row, start, num_tokens))
-                start, room = start + num_tokens, room - num_tokens
-                if not room:
-                    self._read(state, pieces, executables)
-                    pieces, room = [], most
+    def catch_up(self, state: RowState, ends: Sequence[tuple[ScheduledRequest, int]], executables: Executables) -> None:
+        pieces = [(item.row, start := self._first_missing(item.request), max(0, end - start)) for item, end in ends]
+        pieces = [piece for piece in pieces if piece[2]]
         if pieces:
             self._read(state, pieces, executables)
 

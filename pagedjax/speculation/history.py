@@ -21,10 +21,15 @@ from pagedjax.scheduling.step_plan import ScheduledRequest
 
 CHUNK = 256  # tokens of one row that are written at once
 
+Executables = dict[str, jax.stages.Compiled]
+
 
 @dataclass
 class RowProgress:
-    """What the device knows of one row: its first `num_tokens` tokens, and all of them if every step had drafts."""
+    """What the device knows of one row: its first `num_tokens` tokens, and all of them if every step had drafts.
+
+    A draft model has K and V of as many.
+    """
 
     num_tokens: int = 0
     is_followed: bool = False
@@ -60,28 +65,31 @@ class TokenHistory:
         progress = self._progress[request.row]
         return request.num_tokens if progress.is_followed else progress.num_tokens
 
-    def catch_up(self, drafting: Sequence[ScheduledRequest], executables: dict[str, jax.stages.Compiled]) -> None:
-        """Write what is missing of rows that are about to be drafted for."""
-        chunks = [chunk for item in drafting for chunk in self._missing_chunks(item)]
+    def catch_up(self, ends: Sequence[tuple[ScheduledRequest, int]], executables: Executables) -> None:
+        """Write what is missing of rows, each up to the number of tokens beside it."""
+        chunks = [chunk for item, end in ends for chunk in self._missing_chunks(item, end)]
         for start in range(0, len(chunks), ROW_WRITER_BUCKETS[-1]):
             part = chunks[start : start + ROW_WRITER_BUCKETS[-1]]
             packed = pack_chunks(part, bucket_for(len(part), ROW_WRITER_BUCKETS), num_rows=len(self._progress))
             self.array = executables[f"write history {len(packed)}"](self.array, packed)
 
-    def follow(self, drafting: Sequence[ScheduledRequest]) -> None:
-        """Take note that these rows, caught up, are verified now; their contexts may be longer by what is unread."""
-        for item in drafting:
-            self._progress[item.row] = RowProgress(item.request.num_tokens, is_followed=True)
+    def note_read(self, ends: Sequence[tuple[ScheduledRequest, int]]) -> None:
+        """Take note that rows were caught up so far, by a draft model too if there is one.
 
-    def warm_up(self, executables: dict[str, jax.stages.Compiled]) -> None:
+        Those that have drafts are followed: their contexts may be longer by what is unread.
+        """
+        for item, end in ends:
+            self._progress[item.row] = RowProgress(end, is_followed=item.num_draft_tokens > 0)
+
+    def warm_up(self, executables: Executables) -> None:
         """Run each executable once, on padding."""
         for bucket in ROW_WRITER_BUCKETS:
             packed = pack_chunks([], bucket, num_rows=len(self._progress))
             self.array = executables[f"write history {bucket}"](self.array, packed)
 
-    def _missing_chunks(self, item: ScheduledRequest) -> Iterator[tuple[int, int, list[int]]]:
-        for start in range(self.first_missing(item.request), item.request.num_tokens, CHUNK):
-            yield item.row, start, item.request.all_token_ids[start : start + CHUNK]
+    def _missing_chunks(self, item: ScheduledRequest, end: int) -> Iterator[tuple[int, int, list[int]]]:
+        for start in range(self.first_missing(item.request), end, CHUNK):
+            yield item.row, start, item.request.all_token_ids[start : min(start + CHUNK, end)]
 
 
 def pack_chunks(chunks: Sequence[tuple[int, int, list[int]]], bucket: int, *, num_rows: int) -> np.ndarray:

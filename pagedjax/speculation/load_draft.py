@@ -32,7 +32,7 @@ def load_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer |
     )  # fmt: skip
     with _named(speculation.model):
         shape = load_model_config(own)
-        draft_tokenizer = None if tokenizer is None else load_tokenizer(own)
+        draft_tokenizer = None if tokenizer is None else load_tokenizer(own, remedy="choose another draft model")
     check_same_vocabulary(target, shape, target_tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
     with _named(speculation.model):
         loaded = load_model(own)

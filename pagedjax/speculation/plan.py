@@ -5,16 +5,17 @@ and makes the drafts themselves where the host does. Owns the counts behind the 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pagedjax.scheduling.request import Request, RequestStatus
 from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.speculation.config import SpeculativeConfig
-from pagedjax.speculation.controller import Controller
+from pagedjax.speculation.controller import Controller, StepKind
 from pagedjax.speculation.host_drafts import HostDrafts
 from pagedjax.speculation.speculator import VerifiedDrafts
 
+CATCH_UP = 8  # tokens a request that a draft model reads beside drafting without being much slower
 TRACE_RESULTS = 20_000  # that the trace keeps, one for each request of a step: about 10 MB
 
 
@@ -30,7 +31,7 @@ class Speculation:
 
     Args:
       num_missing: tokens that a draft model has to read before it can draft for a request.
-      max_num_read: tokens that it may have to read in one step, a single request's apart.
+      max_num_read: tokens that it reads in one step.
     """
 
     def __init__(self, config: SpeculativeConfig, num_missing: Callable[[Request], int], *, max_num_read: int):
@@ -44,39 +45,45 @@ class Speculation:
             is_adaptive=config.is_adaptive,
         )
         self._host_drafts = HostDrafts(config) if config.method == "suffix" else None
-        self._is_reading = False  # in the step that is planned: a draft model catches up
-        self._in_flight: deque[bool] = deque()  # whether each step's time tells what decoding costs
+        self._has_read = False  # in the step that is planned: a draft model catches up
+        self._in_flight: deque[StepKind] = deque()
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._num_accepted = [0] * config.num_speculative_tokens  # by position
         self._trace: deque[SpeculationStep] = deque()
         self._num_traced = 0  # results in it
 
-    def plan(self, running: Iterable[Request]) -> None:
-        """Say how many drafts each running request verifies in the next step."""
+    def plan(self, running: Sequence[Request], *, has_prompts: bool) -> None:
+        """Say how many drafts each running request verifies in the next step, and what a draft model reads of it.
+
+        `has_prompts` says that the step is expected to compute prompts too.
+        """
+        if self._host_drafts is not None:
+            self._host_drafts.begin_step()
+        for request in running:
+            request.num_draft_reads = 0
         decoding = [one for one in running if _is_decoding(one)]
-        limits = self._limits(decoding)
-        chosen = self._controller.choose([one.request_id for one in decoding], limits=limits)
-        self._is_reading = False
+        request_ids = [one.request_id for one in decoding]
+        chosen = self._controller.choose(request_ids, limits=self._limits(decoding), has_prompts=has_prompts)
+        self._has_read = False
         for request, num_drafts in zip(decoding, chosen, strict=True):
             if self._host_drafts is not None:
                 self._host_drafts.settle(request, num_drafts)
             else:
                 request.num_draft_tokens = num_drafts
         if any(chosen) and self._host_drafts is None:
-            self._bound_reading(decoding)
+            self._plan_reading([one for one in decoding if one.num_draft_tokens])
 
     def note_dispatch(self, output: SchedulerOutput) -> None:
         """Take note that a planned step is under way."""
-        is_pure = not self._is_reading and all(map(_decodes, output.scheduled))
-        self._in_flight.append(is_pure)
+        has_prompts = not all(map(_decodes, output.scheduled))
+        self._in_flight.append(StepKind(has_prompts, self._has_read, self._controller.is_sample))
 
     def note_result(self, output: SchedulerOutput, verified: Sequence[VerifiedDrafts], seconds: float) -> None:
         """Take note of what the oldest step under way accepted and how long the device took, before it is confirmed.
 
         Requests that have ended do not count.
         """
-        is_pure = self._in_flight.popleft()
         num_accepted = {one.request_id: one.num_accepted for one in verified}
         alive = [item for item in output.scheduled if _decodes(item) and not item.request.is_finished]
         request_ids = [item.request.request_id for item in alive]
@@ -85,7 +92,8 @@ class Speculation:
             [item.num_draft_tokens for item in alive],
             [num_accepted.get(request_id, 0) for request_id in request_ids],
             num_proposed=output.num_draft_tokens,
-            seconds=seconds if is_pure else None,
+            seconds=seconds,
+            kind=self._in_flight.popleft(),
         )
         if verified:
             self._count(verified, set(request_ids))
@@ -95,11 +103,11 @@ class Speculation:
         if self._host_drafts is not None:
             self._host_drafts.extend(request, token_id)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, request: Request) -> None:
         """Drop a request that ended."""
-        self._controller.forget(request_id)
+        self._controller.forget(request.request_id)
         if self._host_drafts is not None:
-            self._host_drafts.finish(request_id)
+            self._host_drafts.finish(request)
 
     def reset(self) -> None:
         """Forget how drafts fared: the weights have changed."""
@@ -138,17 +146,18 @@ class Speculation:
             limits = [self._host_drafts.find(one, limit) for one, limit in zip(decoding, limits, strict=True)]
         return limits
 
-    def _bound_reading(self, decoding: Sequence[Request]) -> None:
-        """Let draft models catch up a step's worth of tokens at a time; the others wait without drafts."""
-        room = self._max_num_read
-        for request in decoding:
-            num_missing = self._num_missing(request) if request.num_draft_tokens else 0
-            if not num_missing:
-                continue
-            if num_missing <= room or room == self._max_num_read:
-                room -= num_missing
-                self._is_reading = True
-            else:
+    def _plan_reading(self, drafting: Sequence[Request]) -> None:
+        """Let a draft model catch up, so many tokens a step; who misses more than that waits without drafts.
+
+        In a try all wait until little is missing: what it measures is drafting.
+        """
+        missing = [self._num_missing(request) for request in drafting]
+        self._has_read = sum(missing) > CATCH_UP * len(drafting)
+        must_wait, room = self._has_read and self._controller.is_trying, self._max_num_read
+        for request, num_missing in zip(drafting, missing, strict=True):
+            request.num_draft_reads = min(num_missing, room)
+            room -= request.num_draft_reads
+            if must_wait or request.num_draft_reads < num_missing:
                 request.num_draft_tokens = 0
 
     def _count(self, verified: Sequence[VerifiedDrafts], alive: set[str]) -> None:

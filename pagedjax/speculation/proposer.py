@@ -14,10 +14,8 @@ from pagedjax.execution.request_state import RowState
 from pagedjax.execution.tasks import Task, jit_with, shapes_of
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest
-from pagedjax.speculation.history import TokenHistory
+from pagedjax.speculation.history import Executables, TokenHistory
 from pagedjax.speculation.ngram import propose_ngram
-
-Executables = dict[str, jax.stages.Compiled]
 
 
 @runtime_checkable
@@ -52,8 +50,8 @@ class Proposer(Protocol):
         """Tokens that a model has to compute before it can draft for a request."""
         ...
 
-    def catch_up(self, state: RowState, drafting: Sequence[ScheduledRequest], executables: Executables) -> None:
-        """Compute what is missing of rows that are about to be drafted for; the history has their tokens."""
+    def catch_up(self, state: RowState, ends: Sequence[tuple[ScheduledRequest, int]], executables: Executables) -> None:
+        """Compute what is missing of rows, each up to the number of tokens beside it; the history has these."""
         ...
 
     def propose(
@@ -88,7 +86,7 @@ class _WithoutModel:
     def num_missing(self, request: Request) -> int:
         return 0
 
-    def catch_up(self, state: RowState, drafting: Sequence[ScheduledRequest], executables: Executables) -> None:
+    def catch_up(self, state: RowState, ends: Sequence[tuple[ScheduledRequest, int]], executables: Executables) -> None:
         pass
 
 

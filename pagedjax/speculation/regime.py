@@ -1,92 +1,160 @@
 """Whether speculation is on at one size of batch: when to try it, to give it up, and to measure plain steps again.
 
-It begins plain, tries a few drafts, and goes on if they are expected to gain ENTER, until they gain less than LEAVE or
-have in truth lost more than MAX_LOSS plain steps. Then it waits and tries again, longer each time, and never so often
-that tries cost more than BUDGET of the time. While it is on, plain steps are measured now and then, under the same
-budget. Steps are counted as they are dispatched, losses in plain steps. Knows no requests.
+It begins plain. A try drafts for a few requests first, which costs little and shows whether drafts are any good, and
+then for all, which shows what that costs. Speculation goes on if it is expected to gain ENTER, until it gains less than
+LEAVE or has in truth lost more than MAX_LOSS plain steps.
+
+Tries wait: for steps without prompts, as long as there are enough of them; for more plain steps the larger the batch
+is, unless speculation pays at another size; after a failure, at all sizes until what was lost is BUDGET of the time,
+and at this size longer each time. While it is on, plain steps are measured now and then, under the same budget.
+
+Steps are counted as they are dispatched, losses in plain steps. Knows no requests.
 """
+
+from dataclasses import dataclass
 
 from pagedjax.speculation.step_costs import MIN_MEASURED, StepCosts
 
 ENTER, LEAVE = 1.05, 1.01  # times the tokens a second of plain decoding
-MAX_LOSS, MAX_STEP_LOSS = 8.0, 4.0  # a step that seems to have lost more was held up by something else
+MAX_LOSS, MAX_STEP_LOSS = 12.0, 4.0  # a step that seems to have lost more was held up by something else
+MAX_TRY_LOSS = 1.5  # ends a try early; the least that a step of it has lost counts for each, so that no pause ends it
+MAX_DEBT = 256.0  # as MAX_LOSS, of what pays later: reading prompts with a draft model
 BUDGET = 0.005
-TRY_MEASURED, TRY_STEPS = 4, 12  # steps to measure, and at most: host-made drafts wait for every second one
+PLAIN_STEPS, MAX_PLAIN_STEPS = 4, 256  # before the first try, for each request of a batch, and at most
+SAMPLE, SAMPLE_MEASURED = 4, 2  # requests that are drafted for first, and steps
+TRY_MEASURED, TRY_STEPS = 4, 12  # steps with drafts for all, and at most: host-made drafts wait for every second one
 DECIDE_EVERY = 4  # steps
 MIN_WAIT, MAX_DOUBLINGS = 64, 6  # steps between tries, and how often they double
 LASTING = 256  # steps after which speculation counts as having worked
+PROMPTS_MEMORY, MANY_PROMPTS = 0.99, 0.8  # of the share of steps with prompts; with more there are too few others
+
+
+@dataclass
+class Clock:
+    """What all sizes of batches share: the number of steps, and when the next try may begin."""
+
+    now: int = 0
+    next_try: int = 0
 
 
 class Regime:
-    """State of one size of batch.
+    """State of one size of batch: at most `batch_size` requests, and more than half of it.
 
     Attributes:
       costs: of its steps.
       is_on: whether it speculates, tries apart.
-      lost: plain steps that speculation has lost of late.
+      num_tried: requests that the next step drafts for in a try; 0 if there is none under way.
+      lost: plain steps that speculation had lost when it, or a try, was given up.
     """
 
-    def __init__(self, max_drafts: int) -> None:
+    def __init__(self, max_drafts: int, clock: Clock, *, batch_size: int) -> None:
         self.costs = StepCosts(max_drafts)
         self.is_on = False
+        self.num_tried = 0
         self.lost = 0.0
-        self._now = 0
+        self._clock = clock
+        self._batch_size = batch_size
         self._next_decision = 0
-        self._num_try_steps = 0  # left of the try that runs
-        self._enough_measured = 0
-        self._has_tried = False
+        self._wanted_plain = min(PLAIN_STEPS * batch_size, MAX_PLAIN_STEPS)  # before the first try
+        self._last_tried = 0  # requests, in the try that ended just now
+        self._num_steps = self._num_measured = 0  # of the try
+        self._least_loss = MAX_STEP_LOSS  # of these steps
         self._num_failures = 0
+        self._lost = self._debt = 0.0  # of late, in drafting and before it
         self._switched = 0  # when
         self._plain_measured = 0  # when
+        self._share_with_prompts = 0.0
 
-    @property
-    def is_trying(self) -> bool:
-        """Whether the next step belongs to a try."""
-        return self._num_try_steps > 0
+    def is_typical(self, has_prompts: bool) -> bool:
+        """Whether such a step can belong to a try, and its time tells something."""
+        return not has_prompts or self._share_with_prompts > MANY_PROMPTS
 
-    def begin_step(self) -> bool:
-        """Count a step that is about to be dispatched; return whether `decide` is due before it."""
-        self._now += 1
-        if self._num_try_steps:
-            has_enough = self.costs.num_measured >= self._enough_measured
-            self._num_try_steps = 0 if has_enough else self._num_try_steps - 1
-        return self.costs.is_plain_known and not self._num_try_steps and self._now >= self._next_decision
+    def begin_step(self, *, has_prompts: bool, is_promising: bool) -> bool:
+        """Return whether `decide` is due before the step that is about to be dispatched.
 
-    def decide(self, gain: float) -> bool:
+        `is_promising` says that speculation pays at another size.
+        """
+        if self.num_tried and self._is_enough():
+            self.num_tried = 0
+        if self.num_tried or not self.costs.is_plain_known or self._clock.now < self._next_decision:
+            return False
+        may_try = self._clock.now >= self._clock.next_try and (is_promising or self._wanted_plain <= 0)
+        return self.is_on or self._last_tried > 0 or (may_try and self.is_typical(has_prompts))
+
+    def decide(self, gain: float, *, is_promising: bool) -> bool:
         """Go on, expecting `gain` times plain tokens a second; return whether it switched, or gave up a try."""
-        was_on, had_tried = self.is_on, self._has_tried
-        self._next_decision = self._now + DECIDE_EVERY
+        was_on, has_ended = self.is_on, False
+        self._next_decision = self._clock.now + DECIDE_EVERY
+        pays = gain > ENTER and not self._has_lost_much
         if self.is_on:
-            if gain < LEAVE or self.lost > MAX_LOSS:
-                self._give_up(has_failed=self._now - self._switched < LASTING)
-            elif self._now - self._plain_measured > max(MIN_WAIT, MIN_MEASURED * (gain - 1) / BUDGET):
+            if gain < LEAVE or self._lost > MAX_LOSS or self._debt > MAX_DEBT:
+                self._give_up(has_failed=self._clock.now - self._switched < LASTING)
+            elif self._clock.now - self._plain_measured > max(MIN_WAIT, MIN_MEASURED * (gain - 1) / BUDGET):
                 self.costs.plain.clear()
-        elif gain > ENTER and self.costs.max_known:
-            self.is_on, self.lost = True, 0.0
-        elif self._has_tried:
-            self._give_up(has_failed=True)
+        elif pays and self.costs.max_known:
+            self.is_on, self._lost, self._debt = True, 0.0, 0.0
+        elif not self._last_tried:
+            self._try(self._batch_size if is_promising else SAMPLE)
+        elif pays and self._last_tried < self._batch_size:
+            self._try(self._batch_size)
         else:
-            self._has_tried, self._num_try_steps = True, TRY_STEPS + 1
-            self._enough_measured = self.costs.num_measured + TRY_MEASURED
+            self._give_up(has_failed=True)
+            has_ended = True
         if self.is_on != was_on:
-            self._switched = self._now
-        return self.is_on != was_on or (had_tried and not self._has_tried)
+            self._switched, self._last_tried = self._clock.now, 0
+        return self.is_on != was_on or has_ended
+
+    def note_prompts(self, has_prompts: bool) -> None:
+        """Take note of whether a step computed prompts."""
+        self._share_with_prompts += (1 - PROMPTS_MEMORY) * (has_prompts - self._share_with_prompts)
 
     def note_plain(self, seconds: float) -> None:
         """Take note of a step without drafts."""
         self.costs.plain.add(seconds)
-        self._plain_measured = self._now
+        self._plain_measured = self._clock.now
+        self._wanted_plain -= 1
+        self._num_steps += 1
 
-    def note_loss(self, seconds: float, extra_tokens: float) -> None:
-        """Take note of a step that verified or made drafts, and gave each request so many tokens more than one."""
-        if self.costs.plain.median:
-            loss = seconds / self.costs.plain.median - 1 - extra_tokens
-            self.lost = max(self.lost + min(loss, MAX_STEP_LOSS), 0.0)
+    def note_loss(self, seconds: float, extra_tokens: float, *, is_measured: bool) -> None:
+        """Take note of a step that made or verified drafts, and gave each request so many tokens more than one."""
+        self._num_steps += 1
+        self._num_measured += is_measured
+        loss = self._lost + self._loss(seconds, extra_tokens)
+        self._lost = max(loss, 0.0)
+        if is_measured:
+            self._least_loss = min(self._least_loss, self._loss(seconds, extra_tokens))
+        self._debt = max(self._debt + min(loss, 0.0), 0.0)  # gains pay for it
+
+    def note_reading(self, seconds: float, extra_tokens: float) -> None:
+        """Take note of a step in which a draft model read what it had missed."""
+        self._debt += max(self._loss(seconds, extra_tokens), 0.0)
+
+    def _is_enough(self) -> bool:
+        wanted = TRY_MEASURED if self.num_tried >= self._batch_size else SAMPLE_MEASURED
+        has_lost = self._has_lost_much or self._debt > MAX_DEBT
+        return has_lost or self._num_measured >= wanted or self._num_steps >= TRY_STEPS
+
+    @property
+    def _has_lost_much(self) -> bool:
+        return self._num_measured > 0 and self._num_measured * self._least_loss > MAX_TRY_LOSS
+
+    def _try(self, num_requests: int) -> None:
+        """Draft for so many requests; what the sample before has lost stays with what the whole try loses."""
+        self.num_tried = self._last_tried = num_requests
+        self._num_steps = self._num_measured = 0
+        self._least_loss = MAX_STEP_LOSS
+        self._debt, self._lost = self._debt + self._lost, 0.0
 
     def _give_up(self, *, has_failed: bool) -> None:
         """Wait, for so long that what was lost is BUDGET of the time."""
-        self.is_on = self._has_tried = False
+        self.is_on, self._last_tried = False, 0
         self._num_failures = self._num_failures + 1 if has_failed else 0
-        wait = max(MIN_WAIT << min(self._num_failures, MAX_DOUBLINGS), round(self.lost / BUDGET))
-        self._next_decision = self._now + wait
-        self.lost = 0.0
+        self.lost = self._lost + self._debt
+        wait = round(self.lost / BUDGET)
+        self._clock.next_try = self._clock.now + max(MIN_WAIT, wait)
+        self._next_decision = self._clock.now + max(MIN_WAIT << min(self._num_failures, MAX_DOUBLINGS), wait)
+        self._lost = self._debt = 0.0
+
+    def _loss(self, seconds: float, extra_tokens: float) -> float:
+        plain = self.costs.plain.median
+        return min(seconds / plain - 1 - extra_tokens, MAX_STEP_LOSS) if plain else 0.0

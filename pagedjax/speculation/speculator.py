@@ -119,16 +119,17 @@ class Speculator:
         return self._proposer.num_missing(request)
 
     def propose(self, state: RowState, scheduled: Sequence[ScheduledRequest]) -> tuple[RowState, jax.Array | None]:
-        """Fill the drafts of the rows that verify some in this step; return them too, in the order of `scheduled`."""
+        """Fill the drafts of the rows that verify some in this step; return them too, in the order of `scheduled`.
+
+        A draft model reads what `Request.num_draft_reads` says of others.
+        """
         self._history.note_plan(scheduled)
         self._proposer.note_plan(scheduled)
         drafting = [item for item in scheduled if item.num_draft_tokens]
+        if self._proposer.uses_history:
+            self._catch_up(state, scheduled)
         if not drafting:
             return state, None
-        if self._proposer.uses_history:
-            self._history.catch_up(drafting, self._executables)
-            self._proposer.catch_up(state, drafting, self._executables)
-            self._history.follow(drafting)
         return self._proposer.propose(state, drafting, self._executables)
 
     def pick(self, hidden: jax.Array, batch: Sequence[ScheduledRequest]) -> jax.Array:
@@ -195,6 +196,18 @@ class Speculator:
         assert fewest is not None, "the configuration is complete"
         assert most is not None, "the configuration is complete"
         return NgramProposer(self._history, buckets, min_tokens=fewest, max_tokens=most)
+
+    def _catch_up(self, state: RowState, scheduled: Sequence[ScheduledRequest]) -> None:
+        """Give the history and a draft model what they miss of rows with drafts, and a part of others that wait."""
+        ends = [(item, item.request.num_tokens) for item in scheduled if item.num_draft_tokens]
+        for item in scheduled:
+            request = item.request
+            if request.num_draft_reads and not (item.num_draft_tokens or item.is_new_row):
+                end = request.num_tokens - self._proposer.num_missing(request) + request.num_draft_reads
+                ends.append((item, min(end, request.num_tokens)))
+        self._history.catch_up(ends, self._executables)
+        self._proposer.catch_up(state, ends, self._executables)
+        self._history.note_read(ends)
 
     def _variant(self, params: Sequence[SamplingParams]) -> VerifyVariant:
         """The cheapest variant of verification that covers every request of a batch."""

@@ -167,17 +167,21 @@ class SuffixTreeProposer:
         self._begins: deque[int] = deque()  # of the outputs that are kept
         self._readers: dict[str, _Reader] = {}
 
-    def start(self, request_id: str, prompt_token_ids: Sequence[int], key: Hashable) -> None:
+    def start(self, request_id: str, num_prompt_tokens: int, key: Hashable) -> None:
         """Begin a request; those with an equal key that ended serve it, and it will serve later ones."""
-        own, shared = _Node(_Texts()), _Node(self._outputs)
-        reader = self._readers[request_id] = _Reader(key, len(prompt_token_ids), own, shared)
-        for token_id in prompt_token_ids:
+        self._readers[request_id] = _Reader(key, num_prompt_tokens, _Node(_Texts()), _Node(self._outputs))
+
+    def read(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Add tokens of the request, its prompt first; nothing is to be proposed before the last of them."""
+        reader = self._readers[request_id]
+        for token_id in token_ids:
             reader.append(token_id)
-        for node in (own, shared):
-            node.look_up(reader.context, own.texts)
+        for node in (reader.own, reader.shared):
+            node.places.clear()
+            node.look_up(reader.context, reader.own.texts)
 
     def extend(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Add confirmed tokens to the request's output."""
+        """Add tokens to what was read of the request, which may be drafted for between any two of them."""
         reader = self._readers[request_id]
         for token_id in token_ids:
             nodes = [node for node in (reader.own, reader.shared) if node.read(token_id)]
@@ -192,11 +196,11 @@ class SuffixTreeProposer:
         shared, shared_score = self._walk(reader.shared, max_tokens)
         return own if own_score >= shared_score else shared
 
-    def finish(self, request_id: str) -> None:
-        """End a request and keep its output for others."""
+    def finish(self, request_id: str, *, is_read: bool = True) -> None:
+        """End a request and keep its output for others, if all of it was read."""
         reader = self._readers.pop(request_id)
         texts, first = reader.own.texts, reader.num_prompt_tokens
-        if not self._max_outputs or texts.end == first:
+        if not (self._max_outputs and is_read and texts.end > first):
             return
         self._begins.append(self._outputs.end)
         if len(self._begins) > self._max_outputs:

@@ -18,6 +18,7 @@ from pagedjax.loading.gguf_file import GGUFFile, Metadata
 
 CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 SPACE = "▁"  # how SentencePiece spells a space
+REMEDY = "pass the model's own tokenizer directory as --tokenizer"
 
 Merges = list[tuple[str, str]]
 
@@ -57,8 +58,11 @@ ARCHITECTURE_DEFAULTS = {"qwen2": "qwen2", "qwen3": "qwen2"}
 """By `general.architecture`, for old files without `tokenizer.ggml.pre`; others split as GPT-2 did."""
 
 
-def tokenizer_from_gguf(path: Path) -> PreTrainedTokenizerFast:
+def tokenizer_from_gguf(path: Path, *, remedy: str = REMEDY) -> PreTrainedTokenizerFast:
     """Build the tokenizer of a GGUF file, with its chat template and special tokens.
+
+    Args:
+        remedy: what to do about one that is not supported.
 
     Raises:
         ConfigError: the kind of tokenizer is not supported.
@@ -66,7 +70,7 @@ def tokenizer_from_gguf(path: Path) -> PreTrainedTokenizerFast:
     """
     file = GGUFFile(path)
     try:
-        return _Builder(path, file.metadata).build()
+        return _Builder(path, file.metadata, remedy).build()
     finally:
         file.close()
 
@@ -74,15 +78,13 @@ def tokenizer_from_gguf(path: Path) -> PreTrainedTokenizerFast:
 class _Builder:
     """The tokenizer part of one file's metadata."""
 
-    def __init__(self, path: Path, metadata: Metadata):
+    def __init__(self, path: Path, metadata: Metadata, remedy: str):
         self.path = path
+        self.remedy = remedy
         self.metadata = metadata
         kind = self._get("model")
         if kind not in ("gpt2", "llama"):
-            raise ConfigError(
-                f"{path} has the tokenizer type {kind!r}; supported are gpt2 and llama: "
-                "pass the model's own tokenizer directory as --tokenizer"
-            )
+            raise ConfigError(f"{path} has the tokenizer type {kind!r}; supported are gpt2 and llama: {remedy}")
         self.is_byte_level = kind == "gpt2"
         self.tokens: list[str] = self._require("tokens")
         self.token_types: list[int] = list(self._get("token_type", ()))
@@ -145,8 +147,7 @@ class _Builder:
         name = self._get("pre", ARCHITECTURE_DEFAULTS.get(architecture, "gpt-2"))
         if name not in PRE_TOKENIZERS:
             raise ConfigError(
-                f"{self.path} has the pre-tokenizer {name!r}; supported are {', '.join(PRE_TOKENIZERS)}: "
-                "pass the model's own tokenizer directory as --tokenizer"
+                f"{self.path} has the pre-tokenizer {name!r}; supported are {', '.join(PRE_TOKENIZERS)}: {self.remedy}"
             )
         return PRE_TOKENIZERS[name]
 
@@ -203,7 +204,7 @@ class _Builder:
     def _require(self, key: str) -> Any:
         value = self._get(key)
         if value is None:
-            raise CheckpointError(f"{self.path} has no tokenizer.ggml.{key}; pass a tokenizer directory as --tokenizer")
+            raise CheckpointError(f"{self.path} has no tokenizer.ggml.{key}; {self.remedy}")
         return value
 
 

@@ -15,17 +15,20 @@ from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.loading import hub
 from pagedjax.loading.gguf import demo_path
 from pagedjax.text.chat import ChatTemplate, load_chat_template, render_chat
-from pagedjax.text.gguf_tokenizer import tokenizer_from_gguf
+from pagedjax.text.gguf_tokenizer import REMEDY, tokenizer_from_gguf
 from pagedjax.text.token_pieces import TokenPieces
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")  # one is enough
 
 
-def load_tokenizer(config: EngineConfig, *, has_checkpoint: bool = True) -> "Tokenizer | None":
+def load_tokenizer(config: EngineConfig, *, has_checkpoint: bool = True, remedy: str = REMEDY) -> "Tokenizer | None":
     """Load the tokenizer of `config.tokenizer`, or else of `config.model`, with `config.chat_template`.
 
     None where the weights are made up (`has_checkpoint=False`: the caller's own; or dummy weights) and no
     tokenizer comes with them: such an engine takes token ids only.
+
+    Args:
+      remedy: where another tokenizer can come from.
 
     Raises:
       ConfigError: there is none, it cannot be read, or the chat template cannot.
@@ -35,7 +38,7 @@ def load_tokenizer(config: EngineConfig, *, has_checkpoint: bool = True) -> "Tok
     path = _tokenizer_path(config)
     if config.tokenizer is None and config.has_dummy_weights and not _has_tokenizer(path):
         return None
-    hf = tokenizer_from_gguf(path) if path.suffix == ".gguf" else _from_directory(path)
+    hf = tokenizer_from_gguf(path, remedy=remedy) if path.suffix == ".gguf" else _from_directory(path, remedy)
     return Tokenizer(hf, chat_template=load_chat_template(config.chat_template))
 
 
@@ -114,11 +117,11 @@ def _has_tokenizer(path: Path) -> bool:
     return path.suffix == ".gguf" or any((path / name).is_file() for name in TOKENIZER_FILES)
 
 
-def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
+def _from_directory(directory: Path, remedy: str) -> PreTrainedTokenizerFast:
     if not _has_tokenizer(directory):
         raise ConfigError(
             f"{directory} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there; "
-            "copy the files from the model's repository, or name another place with --tokenizer"
+            f"copy the files from the model's repository, or {remedy}"
         )
     # transformers' model classes rebuild some tokenizers by rule and lose parts that tokenizer.json states
     # (SmolLM2's digit splitting); the file itself is what the model was trained with.
@@ -130,6 +133,6 @@ def _from_directory(directory: Path) -> PreTrainedTokenizerFast:
     if not isinstance(hf, PreTrainedTokenizerFast):
         raise ConfigError(
             f"the tokenizer in {directory} is a {type(hf).__name__}, which has no fast version; "
-            "save one as tokenizer.json, or name another place with --tokenizer"
+            f"save one as tokenizer.json, or {remedy}"
         )
     return hf

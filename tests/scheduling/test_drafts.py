@@ -172,3 +172,33 @@ def test_drafts_from_the_output_wait_until_it_is_known():
     assert not driver.dispatch().scheduled
     driver.read()
     assert driver.dispatch().scheduled
+
+
+def test_prompts_are_expected_of_who_runs_and_of_who_waits_and_may_come_in():
+    driver = Driver(max_num_seqs=2, max_num_batched_tokens=8)
+    expected, computed = [], []
+    arrivals = {0: ("a", 12, 20), 4: ("b", 5, 6), 6: ("c", 6, 6)}  # the third needs the second's row
+    for iteration in range(24):
+        if iteration in arrivals:
+            name, length, max_tokens = arrivals[iteration]
+            driver.add(name, range(100 * iteration, 100 * iteration + length), max_tokens=max_tokens)
+        expected.append(driver.scheduler.expects_prompts)
+        output = driver.step()
+        computed.append(any(item.num_scheduled_tokens > 1 for item in output.scheduled))
+    assert expected == computed
+    assert sum(computed) == 4
+
+
+def test_no_prompt_is_expected_of_one_for_whom_there_are_no_blocks():
+    driver = Driver(num_blocks=12, block_size=4)
+    driver.add("a", range(24), max_tokens=16)
+    driver.step()
+    driver.add("b", range(100, 130), max_tokens=4)
+    assert driver.scheduler.expects_prompts
+    driver.step()
+    assert not driver.scheduler.expects_prompts
+    while driver.scheduler.running[0].request_id == "a":
+        may_come_in = driver.scheduler.expects_prompts
+        driver.step()
+    assert may_come_in
+    driver.run()

@@ -65,6 +65,39 @@ def test_of_a_draft_that_errs_at_every_fifth_position_all_others_are_accepted(en
     assert len(accepted) > 20
 
 
+def test_a_prompt_is_read_for_drafts_in_parts_beside_the_others(engine, monkeypatch):
+    """All of it was read in the first step with drafts, and everybody's next token came as much later."""
+    sizes, proposer = [], engine._runner._speculator._proposer
+    read = proposer._read
+    monkeypatch.setattr(
+        proposer,
+        "_read",
+        lambda state, pieces, *rest: (sizes.append([n for *_, n in pieces]), read(state, pieces, *rest)),
+    )
+    engine.speculation_trace(clear=True)
+    prompts = {"short": [9, 8, 7], "long": [3, *range(89)]}
+    outs = run_all(engine, [(name, prompt, greedy(max_tokens=30)) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert outs[name].outputs[0].token_ids == continuation(prompt, 30)
+    assert max(map(sum, sizes)) == 32
+    assert [n for part in sizes for n in part if n > 8][:2] == [32, 32]
+    accepted = [
+        one.num_accepted for step in engine.speculation_trace() for one in step.verified if one.request_id == "long"
+    ]
+    first = accepted.index(0)
+    assert accepted[first:-2] == ([0, 3] * 60)[: len(accepted) - 2 - first]
+    assert len(accepted) > 8
+
+
+def test_refused_drafts_are_no_tokens_of_an_iteration(engine):
+    """They were counted in the histogram, which showed up to K tokens too many a request and step."""
+    before, drafts = engine.histograms()["iteration_tokens_total"], engine.stats()["spec_decode_num_draft_tokens"]
+    run_all(engine, [("a", [1, 2, 3], greedy(max_tokens=40)), ("b", [4, 5], greedy(max_tokens=30))])
+    after = engine.histograms()["iteration_tokens_total"]
+    assert engine.stats()["spec_decode_num_draft_tokens"] - drafts > 40
+    assert after.sum - before.sum == 3 + 40 + 2 + 30 - 2, "each request's last token is not computed"
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 9))
 def test_max_tokens_within_an_accepted_run(engine, max_tokens):
     requests = [("a", [5, 6, 7], greedy(max_tokens=max_tokens)), ("b", [9, 9], greedy())]
@@ -84,7 +117,8 @@ def test_stop_token_within_an_accepted_run(engine, place):
 @pytest.mark.parametrize("place", range(1, 7))
 def test_stop_string_within_an_accepted_run_with_logprobs(engine, place):
     """All that comes after the stop in the same step is dropped: tokens, text and log probabilities."""
-    base = run_all(engine, [("a", WORDY, greedy(logprobs=1, max_tokens=7))])["a"].outputs[0]
+    for _ in range(2):  # the draft model has the prompt from then on: equal steps, to the last bit
+        base = run_all(engine, [("a", WORDY, greedy(logprobs=1, max_tokens=7))])["a"].outputs[0]
     assert base.token_ids == continuation(WORDY, 7)
     assert base.text == ";/_E'(\\"
     stop, end = base.text[place - 1 : place + 1], place + 1

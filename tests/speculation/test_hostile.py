@@ -38,7 +38,7 @@ def make_engine(method, **options):
 def choose_at_random(engine, rng):
     """Replace what the controller decides by chance, so that drafting stops and starts row by row."""
 
-    def choose(request_ids, *, limits):
+    def choose(request_ids, *, limits, has_prompts):
         style = rng.random()
         if style < 0.3:
             return [0] * len(request_ids)
@@ -94,7 +94,9 @@ def check(engine, results):
             num_finished += 1
     stats = engine.stats()
     assert num_finished > 0.6 * len(results)
-    assert stats["spec_decode_num_accepted_tokens"] > 50
+    assert stats["spec_decode_num_draft_tokens"] > 50
+    if engine.config.speculation.method != "ngram":  # the fake model does not repeat itself: all n-grams are refused
+        assert stats["spec_decode_num_accepted_tokens"] > 50
     assert stats["spec_decode_num_accepted_tokens"] <= stats["spec_decode_num_draft_tokens"]
     assert stats["num_blocks_used"] == 0
 

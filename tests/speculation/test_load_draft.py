@@ -11,14 +11,15 @@ from pagedjax.errors import ConfigError
 from pagedjax.loading.hf_config import model_config_from_hf
 from pagedjax.speculation.load_draft import load_draft
 from tests.oracles import tiny_models
+from tests.text.tokenizers import tokenizer_of
 
 TARGET = tiny_models.CASES["smollm2"]
 
 
-def load(model: str, **options):
+def load(model: str, *, load_format="dummy", tokenizer=None, **options):
     speculative = {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
-    config = EngineConfig(model="target", load_format="dummy", speculative_config=speculative, **options)
-    return load_draft(config, model_config_from_hf(TARGET), None)
+    config = EngineConfig(model="target", load_format=load_format, speculative_config=speculative, **options)
+    return load_draft(config, model_config_from_hf(TARGET), tokenizer)
 
 
 def write_config(directory, **changes) -> str:
@@ -29,6 +30,13 @@ def write_config(directory, **changes) -> str:
 def test_a_draft_model_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match=r"^the draft model '/nowhere/draft' cannot be used: .* does not exist"):
         load("/nowhere/draft")
+
+
+def test_a_draft_model_without_a_tokenizer_is_not_sent_to_the_option_of_the_target(tmp_path):
+    """--tokenizer was the remedy, which leaves the draft model's as it is."""
+    with pytest.raises(ConfigError, match=r"cannot be used: .* holds no tokenizer: ") as raised:
+        load(write_config(tmp_path), load_format="auto", tokenizer=tokenizer_of("whole-words"))
+    assert str(raised.value).endswith("copy the files from the model's repository, or choose another draft model")
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_with_both_sizes(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=2, is_adaptive=
 
 def step(speculation, driver):
     """One step in which every draft is right; return its output."""
-    speculation.plan(driver.scheduler.running)
+    speculation.plan(driver.scheduler.running, has_prompts=driver.scheduler.expects_prompts)
     output = driver.scheduler.schedule()
     speculation.note_dispatch(output)
     verified = [

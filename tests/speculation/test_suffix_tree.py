@@ -12,9 +12,14 @@ def proposer(**options) -> SuffixTreeProposer:
     return SuffixTreeProposer(**(defaults | options))
 
 
+def start(proposer: SuffixTreeProposer, name: str, prompt: list[int], *, key="k") -> None:
+    proposer.start(name, len(prompt), key)
+    proposer.read(name, prompt)
+
+
 def replay(proposer: SuffixTreeProposer, name: str, prompt: list[int], output: list[int], *, key="k", most=8):
     """Decode `output` as an engine would, drafts accepted as far as they are right; return drafts, accepted, steps."""
-    proposer.start(name, prompt, key)
+    start(proposer, name, prompt, key=key)
     num_drafts = num_accepted = num_steps = done = 0
     while done < len(output):
         drafts = proposer.propose(name, most)
@@ -66,9 +71,9 @@ def test_the_prompt_is_repeated_from():
 
 def test_a_loop_in_the_output_is_followed_past_its_own_end():
     tree = proposer()
-    tree.start("a", [5, 6, 7] * 4, "k")
+    start(tree, "a", [5, 6, 7] * 4)
     assert tree.propose("a", 8) == [5, 6, 7, 5, 6, 7, 5, 6]
-    tree.start("b", [9] * 8, "k")
+    start(tree, "b", [9] * 8)
     assert tree.propose("b", 5) == [9] * 5
 
 
@@ -80,7 +85,7 @@ def test_the_most_frequent_continuation_is_proposed():
     tree = proposer()
     for number, follower in enumerate([30, 31, 30, 31, 30]):
         replay(tree, str(number), [1], [20, 21, 22, follower, follower + 10, follower + 20])
-    tree.start("x", [1, 20, 21, 22], "k")
+    start(tree, "x", [1, 20, 21, 22])
     assert tree.propose("x", 3) == [30, 40, 50]
 
 
@@ -89,9 +94,9 @@ def test_the_longest_context_decides_before_the_most_frequent():
     for number in range(5):
         replay(tree, str(number), [1], [20, 21, 22, 23, 90])
     replay(tree, "longer", [1], [19, 20, 21, 22, 23, 80])
-    tree.start("x", [19, 20, 21, 22, 23], "k")
+    start(tree, "x", [19, 20, 21, 22, 23])
     assert tree.propose("x", 1) == [80]
-    tree.start("y", [18, 20, 21, 22, 23], "k")
+    start(tree, "y", [18, 20, 21, 22, 23])
     assert tree.propose("y", 1) == [90]
 
 
@@ -100,7 +105,7 @@ def test_unlikely_continuations_are_left_out():
         tree = proposer(min_token_prob=min_token_prob)
         for number in range(4):  # 30 in two of four, then 40 in one of these
             replay(tree, str(number), [1], [20, 21, 22, *([30, 40 + number] if number < 2 else [60 + number, 70])])
-        tree.start("x", [1, 20, 21, 22], "k")
+        start(tree, "x", [1, 20, 21, 22])
         return tree.propose("x", 3)
 
     assert drafts(0.6) == []
@@ -113,11 +118,11 @@ def test_a_short_context_gives_few_drafts():
     for factor, expected in ((1.0, 3), (2.0, 6), (0.5, 1)):
         tree = proposer(max_spec_factor=factor)
         replay(tree, "a", [1], output)
-        tree.start("b", [1, *output[10:13]], "k")
+        start(tree, "b", [1, *output[10:13]])
         assert tree.propose("b", 20) == output[13 : 13 + expected]
     deep = proposer(max_tree_depth=5)
     replay(deep, "a", [1], output)
-    deep.start("b", [1, *output[10:20]], "k")
+    start(deep, "b", [1, *output[10:20]])
     assert deep.propose("b", 20) == output[20:25]
 
 
@@ -141,7 +146,7 @@ def test_the_oldest_outputs_give_way():
         replay(tree, str(number), [1, 2, 3], output)
     proposals = []
     for output in outputs:
-        tree.start("x", output[:10], "k")
+        start(tree, "x", output[:10])
         proposals.append(tree.propose("x", 4))
     assert proposals == [[], [], *(output[10:14] for output in outputs[2:])]
 
@@ -179,7 +184,7 @@ def test_an_output_longer_than_everything_kept_keeps_its_end(monkeypatch):
     monkeypatch.setattr(suffix_tree, "MAX_TOKENS", 100)
     tree, output = proposer(), text(8, 250)
     replay(tree, "a", [1, 2, 3], output)
-    tree.start("b", output[200:210], "k")
+    start(tree, "b", output[200:210])
     assert tree.propose("b", 4) == output[210:214]
 
 
@@ -187,7 +192,7 @@ def test_texts_that_vanish_under_a_reader_are_not_proposed(monkeypatch):
     monkeypatch.setattr(suffix_tree, "MAX_TOKENS", 100)
     tree, output = proposer(), text(9, 60)
     replay(tree, "a", [1, 2, 3], output)
-    tree.start("b", output[:10], "k")
+    start(tree, "b", output[:10])
     assert tree.propose("b", 4) == output[10:14]
     replay(tree, "c", [4, 5, 6], text(10, 90))
     assert tree.propose("b", 4) == []
@@ -200,7 +205,7 @@ def test_proposals_are_what_a_search_through_all_text_finds():
     rng = np.random.default_rng(3)
     tree = proposer(max_cached_requests=0, min_token_prob=0.5)
     own = rng.integers(0, 3, 10).tolist()
-    tree.start("a", own, "k")
+    start(tree, "a", own)
     num_proposed = 0
     for _ in range(300):
         drafts = tree.propose("a", 1)
