@@ -16,6 +16,8 @@ from pagedjax.execution.phase_times import PhaseTimes
 from tests.kept_executables import few_buckets
 from tests.loading.tiny_checkpoints import write_config
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 X = jnp.arange(4, dtype=jnp.float32)
 
 
