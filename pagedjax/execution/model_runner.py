@@ -45,7 +45,7 @@ from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
 from pagedjax.speculation.speculator import Speculator, verified_drafts
-from pallas_kernels import add_rms_norm, paged_attention, rope_and_cache
+from pallas_kernels import add_rms_norm, matmul, paged_attention, rope_and_cache
 
 
 class ModelRunner:
@@ -501,10 +501,11 @@ class ModelRunner:
 def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[str]:
     """Say which backend of each op this model runs on this device, and why."""
     num_heads, num_kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
-    x, q, heads, k_pool = (
+    x, kernel, q, heads, k_pool = (
         jax.ShapeDtypeStruct(shape, dtype)
         for shape in (
-            (1, model.hidden_size),
+            (64, model.hidden_size),
+            (model.hidden_size, num_heads * head_dim),
             (1, num_heads, head_dim),
             (1, num_heads + 2 * num_kv_heads, head_dim),
             (1, num_kv_heads, block_size, head_dim),
@@ -514,6 +515,7 @@ def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[
         "paged_attention": paged_attention.default_backend(q, k_pool),
         "rope_and_cache": rope_and_cache.default_backend(heads, k_pool),
         "add_rms_norm": add_rms_norm.default_backend(x),
+        "matmul of 64 tokens": matmul.default_backend(x, kernel),
     }
     return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
 

@@ -1,4 +1,4 @@
-"""The parts that every decoder shares: matrix multiply, linear, embedding, RMS norm, gated MLP.
+"""The parts that every decoder shares: linear, embedding, RMS norm, gated MLP.
 
 Kernels are stored [in, out]; projections with one input share one kernel, so that a layer has few
 leaves. Nothing here knows attention, the cache or a model family.
@@ -14,18 +14,10 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.add_rms_norm.reference import rms_norm
+from pallas_kernels.matmul import matmul
+from pallas_kernels.matmul.reference import full_precision
 
 INIT_STDDEV = 0.02  # what transformers initialises with; keeps activations of random models finite in bfloat16
-
-
-def matmul(x: Float[Array, "T I"], kernel: Float[Array, "I O"]) -> Float[Array, "T O"]:
-    """Multiply in the operands' type; float32 in full float32, which GPUs would round to TF32."""
-    return jnp.matmul(x, kernel, precision=full_precision(x.dtype))
-
-
-def full_precision(dtype: DTypeLike) -> jax.lax.Precision:
-    """Return the matmul precision under which `dtype` keeps its own accuracy."""
-    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else jax.lax.Precision.DEFAULT
 
 
 class Linear(nnx.Module):

@@ -27,6 +27,8 @@ from jax.typing import DTypeLike  # noqa: E402
 from pallas_kernels import hopper  # noqa: E402
 from pallas_kernels.add_rms_norm import add_rms_norm  # noqa: E402
 from pallas_kernels.add_rms_norm import mosaic_gpu as norm_kernel  # noqa: E402
+from pallas_kernels.matmul import matmul  # noqa: E402
+from pallas_kernels.matmul import mosaic_gpu as matmul_kernel  # noqa: E402
 from pallas_kernels.paged_attention import mosaic_decode, mosaic_merge, mosaic_prefill, paged_attention  # noqa: E402
 from pallas_kernels.rope_and_cache import mosaic_gpu as rope_kernel  # noqa: E402
 from pallas_kernels.rope_and_cache import rope_and_cache  # noqa: E402
@@ -55,7 +57,7 @@ gpu_device_info {
 
 def main() -> None:
     """Compile one shape of each kind of kernel."""
-    for module in (mosaic_decode, mosaic_merge, mosaic_prefill, norm_kernel, rope_kernel):
+    for module in (mosaic_decode, mosaic_merge, mosaic_prefill, norm_kernel, matmul_kernel, rope_kernel):
         assert module.interpretation is hopper.interpretation
         vars(module)["interpretation"] = lambda: None
     topology = topologies.get_topology_desc(topology_name="h200", platform="cuda", target_config=H200, topology="1x1x1")
@@ -81,6 +83,10 @@ def main() -> None:
 
     def add(x: jax.Array, delta: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
         return add_rms_norm(x, delta, scale, eps=1e-5, backend="mosaic_gpu")
+
+    for num_rows, width in ((64, 4096), (256, 4096), (256, 6144), (512, 4096), (512, 6144)):
+        x, w = array(num_rows, 4096), array(4096, width)
+        compile_and_print(f"matmul {num_rows} x {width}", lambda x, w: matmul(x, w, backend="mosaic_gpu"), x, w)
 
     compile_and_print("norm 8192", add, array(64, 8192), array(64, 8192), array(8192))
 

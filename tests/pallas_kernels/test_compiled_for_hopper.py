@@ -23,7 +23,8 @@ def test_every_kernel_compiles_without_spilling(tmp_path):
     assert printed.returncode == 0, printed.stderr[-2000:]
     rows = [json.loads(line) for line in printed.stdout.splitlines() if line.startswith("{")]
     kernels = {row["kernel"] for row in rows}
-    assert kernels == {"paged_decode", "paged_decode_merge", "paged_prefill", "add_rms_norm", "rope_and_cache"}
+    attention = {"paged_decode", "paged_decode_merge", "paged_prefill"}
+    assert kernels == attention | {"add_rms_norm", "matmul", "rope_and_cache"}
     spilled = {f"{row['kernel']} {row['shape']}": row for row in rows
                if row["spill_stores"] > MOST_SPILLED.get(row["kernel"], 0)}  # fmt: skip
     assert not spilled

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pallas_kernels.add_rms_norm as norm_op
+import pallas_kernels.matmul as matmul_op
 import pallas_kernels.rope_and_cache as rope_op
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.rope_and_cache import rope_and_cache
@@ -88,11 +89,11 @@ def test_an_unknown_backend_is_a_value_error():
 @pytest.fixture
 def _on_hopper(monkeypatch):
     """As if the device ran the kernels; a CPU interprets them."""
-    for op in (norm_op, rope_op):
+    for op in (norm_op, matmul_op, rope_op):
         monkeypatch.setattr(op, "unavailable", lambda: None)
         op.is_sound.cache_clear()
     yield
-    for op in (norm_op, rope_op):
+    for op in (norm_op, matmul_op, rope_op):
         op.is_sound.cache_clear()
 
 
@@ -103,13 +104,14 @@ def test_a_kernel_runs_only_where_it_agrees_with_the_reference(monkeypatch, is_w
 
     def wrong(*arguments, **options):
         results = op.BACKENDS["reference"](*arguments, **options)
-        return (*results[:-1], results[-1].at[0].set(jnp.nan))
+        return jax.tree.map(lambda result: result.at[0].set(jnp.nan), results)
 
     x, pool = jnp.zeros((2, 512), jnp.bfloat16), jnp.zeros((2, 2, 16, 64), jnp.bfloat16)
     expected = ("reference", "the kernel gave wrong results when it was tried") if is_wrong else (
         "mosaic_gpu", "the kernel for Hopper GPUs"
     )  # fmt: skip
-    for op, arrays in ((norm_op, [x]), (rope_op, [jnp.zeros((2, 8, 64), jnp.bfloat16), pool])):
+    products = [jnp.zeros((64, 64), jnp.bfloat16)] * 2
+    for op, arrays in ((norm_op, [x]), (matmul_op, products), (rope_op, [jnp.zeros((2, 8, 64), jnp.bfloat16), pool])):
         if is_wrong:
             monkeypatch.setitem(op.BACKENDS, "mosaic_gpu", wrong)
         chosen = []

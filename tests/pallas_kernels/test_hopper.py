@@ -9,6 +9,9 @@ import pytest
 from pallas_kernels import hopper
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.add_rms_norm import mosaic_gpu as norm_kernel
+from pallas_kernels.matmul import mosaic_gpu as matmul_kernel
+from pallas_kernels.matmul.mosaic_gpu import mosaic_matmul
+from pallas_kernels.matmul.tuning import COSTS, tile_for
 from pallas_kernels.paged_attention import default_backend, mosaic_decode, mosaic_merge, mosaic_prefill, paged_attention
 from pallas_kernels.rope_and_cache import mosaic_gpu as rope_kernel
 from pallas_kernels.rope_and_cache import rope_and_cache
@@ -51,7 +54,7 @@ def test_the_default_backend_says_why(monkeypatch, is_hopper, head_dim, backend,
 
 @pytest.fixture
 def _compiled(monkeypatch):
-    for module in (mosaic_decode, mosaic_merge, mosaic_prefill, norm_kernel, rope_kernel):
+    for module in (mosaic_decode, mosaic_merge, mosaic_prefill, norm_kernel, matmul_kernel, rope_kernel):
         monkeypatch.setattr(module, "interpretation", lambda: None)
     jax.clear_caches()
     yield
@@ -94,3 +97,10 @@ def test_fused_ops_lower_for_cuda():
     assert count_kernels(add, row, row, array((1024,))) == 1
     arguments = (array((4, 12, 128)), table, table, pool, pool, array((4,), jnp.int32), array((128,)))
     assert count_kernels(rope, *arguments) == 1
+
+
+@pytest.mark.usefixtures("_compiled")
+@pytest.mark.parametrize(("rows", "columns"), COSTS)
+def test_the_product_lowers_for_cuda_with_every_tile(rows, columns):
+    tile = tile_for(rows, 256, columns)
+    assert count_kernels(lambda x, w: mosaic_matmul(x, w, tile=tile), array((rows, 256)), array((256, columns))) == 1
