@@ -40,12 +40,14 @@ def assert_same_tokens(name, token_ids):
             return
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(40, marks=pytest.mark.fuzz)])
-def test_greedy_tokens_are_those_of_transformers_for_every_prompt(llm, count):
-    prompts = [GOLDEN["prompts"][name]["token_ids"] for name in NAMES]
+@pytest.mark.parametrize(("count", "longest"), [(24, 600), pytest.param(40, 1000, marks=pytest.mark.fuzz)])
+def test_greedy_tokens_are_those_of_transformers_for_every_prompt(llm, count, longest):
+    """In a batch; one prompt of 540 tokens comes in chunks, two of about 800 are left to the marker."""
+    names = [name for name in NAMES if len(GOLDEN["prompts"][name]["token_ids"]) <= longest]
+    prompts = [GOLDEN["prompts"][name]["token_ids"] for name in names]
     outs = llm.generate(prompt_token_ids=prompts, sampling_params=greedy(count), use_tqdm=False)
-    assert len(NAMES) >= 20
-    for name, out in zip(NAMES, outs, strict=True):
+    assert len(names) >= 20
+    for name, out in zip(names, outs, strict=True):
         assert len(out.outputs[0].token_ids) == count
         assert_same_tokens(name, out.outputs[0].token_ids)
 
