@@ -1,8 +1,8 @@
 """What every test runs under: JAX on the CPU, strict dtypes and ranks, fixed seeds, a cache of compiled code.
 
 JAX reads these variables when it is first imported, and processes that a test starts inherit them. Variables
-that are set already win, so `JAX_ENABLE_X64=1` or `JAX_PLATFORMS=cuda` on the command line work. This file
-imports none of the project's packages: the jaxtyping hook must come first.
+that are set already win, so `JAX_ENABLE_X64=1` or `JAX_PLATFORMS=cuda` on the command line work, and `XLA_FLAGS=`
+compiles as XLA does by itself. This file imports none of the project's packages: the jaxtyping hook must come first.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import importlib
 import os
 import platform
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,8 @@ for name, value in {
     "JAX_NUMPY_RANK_PROMOTION": "raise",
     "JAX_COMPILATION_CACHE_DIR": str(CACHE_HOME / "pagedjax-tests" / _processor() / WORKER),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    # Tests compile more than they compute: XLA's older emitters of loops take half the time of those through MLIR
+    "XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
     "HF_HUB_OFFLINE": "1",  # no test reaches a network
     "TOKENIZERS_PARALLELISM": "false",
 }.items():
@@ -46,6 +49,18 @@ importlib.import_module("tests.typechecking")  # the jaxtyping hook looks it up 
 def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  libraries under test may draw from the global generator
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly() -> Iterator[None]:
+    """Compile without most optimisations: for tests whose results need not be those of optimised code, bit for bit."""
+    import jax
+
+    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pagedjax import LLM, BeamSearchParams, InvalidRequestError, RequestOutputKind, SamplingParams
 from pagedjax.loading.hf_config import model_config_from_hf
 from tests.fakes import continuation, fake_engine, run_all
-from tests.kept_executables import sharing_executables
+from tests.kept_executables import few_buckets, sharing_executables
 from tests.oracles import beam_cases, tiny_models
 
 GOLDEN = json.loads((Path(__file__).parent / "oracles" / "golden" / "beam_search.json").read_text())
@@ -22,7 +22,7 @@ def beams(width, max_tokens=12, **options):
 
 def make_llm(case, **options):
     defaults = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 16, "max_num_batched_tokens": 64}
-    with sharing_executables(is_optimised=False):
+    with sharing_executables(is_optimised=False), few_buckets():
         return LLM(
             params=tiny_models.weights(case),
             model_config=model_config_from_hf(tiny_models.CASES[case]),

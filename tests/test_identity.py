@@ -30,6 +30,7 @@ COUNT = 32
 
 
 def make_llm(params=None, **options):
+    """All engines have rows of the same number, so that most executables are compiled once."""
     defaults = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 32, "max_num_batched_tokens": 64}
     with sharing_executables(), few_buckets(num_rows=(1,), num_tokens=(16,)):
         return LLM(
@@ -146,9 +147,10 @@ def test_other_weights_give_the_tokens_of_an_engine_that_began_with_them(llm, al
     assert llm.engine.stats()["num_compilations_after_ready"] == 0
 
 
-def test_prompts_in_chunks_of_sixteen(alone, eight_alone):
+def test_prompts_in_chunks_of_at_most_32(alone, eight_alone):
+    """And of what running requests leave of that."""
     prompts, params = requests()
-    with make_llm(max_num_seqs=16, max_num_batched_tokens=16) as llm:
+    with make_llm(max_num_batched_tokens=32) as llm:
         assert tokens(llm, prompts, params) == alone
         assert completions(llm) == eight_alone
         assert llm.engine.stats()["num_block_copies"] > 0
@@ -157,7 +159,7 @@ def test_prompts_in_chunks_of_sixteen(alone, eight_alone):
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_preempted_half_way_and_computed_again(alone, eight_alone, prefix_caching):
     prompts, params = requests()
-    with make_llm(num_gpu_blocks_override=40, max_num_seqs=16, enable_prefix_caching=prefix_caching) as llm:
+    with make_llm(num_gpu_blocks_override=40, enable_prefix_caching=prefix_caching) as llm:
         assert tokens(llm, prompts, params) == alone
         num_preemptions = llm.engine.stats()["num_preemptions"]
         assert num_preemptions > 0
@@ -169,7 +171,7 @@ def test_preempted_half_way_and_computed_again(alone, eight_alone, prefix_cachin
 @pytest.mark.parametrize("options", [{}, {"enable_prefix_caching": False}])
 def test_swapped_half_way_and_brought_back(alone, options):
     prompts, params = requests()
-    small = {"num_gpu_blocks_override": 40, "max_num_seqs": 16, "swap_space": 0.001, "preemption_mode": "swap"}
+    small = {"num_gpu_blocks_override": 40, "swap_space": 0.001, "preemption_mode": "swap"}
     with make_llm(**small, **options) as llm:
         assert tokens(llm, prompts, params) == alone
         stats = llm.engine.stats()
@@ -180,7 +182,7 @@ def test_swapped_half_way_and_brought_back(alone, options):
 
 def test_without_the_iteration_ahead(alone):
     prompts, params = requests()
-    with make_llm(async_scheduling=False, max_num_seqs=16) as llm:
+    with make_llm(async_scheduling=False) as llm:
         assert tokens(llm, prompts, params) == alone
 
 

@@ -55,8 +55,8 @@ class StepFunctions:
         self._max_logprobs = max_logprobs
 
     def __repr__(self) -> str:
-        """Name everything but the shapes of the leaves that the functions depend on."""
-        sizes = (self._block_size, self._num_blocks, self._max_num_seqs, self._max_logprobs)
+        """Name everything that the functions depend on and the shapes of their arguments do not tell."""
+        sizes = (self._block_size, self._max_num_seqs, self._max_logprobs)
         return f"StepFunctions{sizes} of {self._treedef}"
 
     def decode(

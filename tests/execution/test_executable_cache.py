@@ -17,6 +17,8 @@ from pagedjax.execution.tasks import Task, jit_with, shapes_of
 from tests.kept_executables import few_buckets
 from tests.loading.tiny_checkpoints import write_config
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 X = jnp.arange(4, dtype=jnp.float32)
 
 

@@ -12,6 +12,7 @@ from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.execution import kv_cache
 from pagedjax.sampling_params import SamplingParams
 from tests.fakes import FAKE_CONFIG, continuation, fake_engine, run_all
+from tests.kept_executables import few_buckets
 
 MIB = 1 << 20
 BLOCK = 2 * 8 * 4  # bytes: K and V, one layer of one head of one float32, 8 tokens
@@ -115,8 +116,13 @@ def test_a_pool_for_a_few_of_the_longest_requests_is_a_hint_at_start(num_blocks,
     assert all("99th percentile" in hint for hint in hints)
 
 
+def automatic_engine():
+    with few_buckets():
+        return fake_engine(max_model_len=AUTO, auto_concurrency=2, num_gpu_blocks_override=17, max_num_seqs=2)
+
+
 def test_an_engine_of_automatic_length_takes_requests_up_to_it():
-    engine = fake_engine(max_model_len=AUTO, auto_concurrency=2, num_gpu_blocks_override=17, max_num_seqs=2)
+    engine = automatic_engine()
     assert engine.config.max_model_len == 64
     assert "Maximum concurrency for 64 tokens per request: 2.00x" in engine.start_up_lines()
     prompt = list(range(51))
@@ -133,7 +139,7 @@ def test_a_pool_that_the_device_refuses_is_told_with_the_ledger(monkeypatch):
 
     monkeypatch.setattr(kv_cache, "allocate", allocate)
     with pytest.raises(ConfigError, match=r"refuses a KV cache of 0.00 GiB: RESOURCE_EXHAUSTED: Out of memory; lower"):
-        fake_engine(max_model_len=AUTO, auto_concurrency=2, num_gpu_blocks_override=17, max_num_seqs=2)
+        automatic_engine()
 
 
 def test_too_few_blocks_are_told_in_blocks():

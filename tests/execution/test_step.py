@@ -7,10 +7,11 @@ import numpy as np
 from pagedjax.execution.buckets import BucketTable
 from pagedjax.execution.model_input import FROM_ROW, pack_changes
 from pagedjax.execution.request_state import empty_rows
-from pagedjax.execution.step import prepare
+from pagedjax.execution.step import StepFunctions, prepare
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest
+from tests.fakes import FakeModel
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_ROWS = 4, 20, 4
 TABLE = BucketTable.build(max_num_seqs=NUM_ROWS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, platform="gpu")
@@ -100,3 +101,13 @@ def test_garbage_in_rows_that_are_not_scheduled_changes_nothing():
 def test_the_host_never_sends_the_newest_token_of_a_sampling_row():
     packed = pack_changes([scheduled(0, 12, samples=True)], TABLE.forward_shape(12), max_num_seqs=NUM_ROWS)
     assert packed[-16:-4].tolist() == [*range(100, 111), FROM_ROW]
+
+
+def test_a_pool_of_another_size_leaves_cached_sampling_executables_their_names():
+    """Its arrays are arguments of those that use it; the others were compiled again."""
+    sizes = {"block_size": 8, "max_num_seqs": 4, "max_logprobs": 2}
+    model = FakeModel()
+    assert repr(StepFunctions(model, num_blocks=9, **sizes)) == repr(StepFunctions(model, num_blocks=10, **sizes))
+    assert repr(StepFunctions(model, num_blocks=9, **sizes | {"max_logprobs": 3})) != repr(
+        StepFunctions(model, num_blocks=9, **sizes)
+    )

@@ -17,6 +17,8 @@ from pallas_kernels.rope_and_cache.reference import write_slots
 from tests.models.paged_forward import PagedForward
 from tests.oracles import tiny_models
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 LLAMA = model_config_from_hf(tiny_models.CASES["llama3_rope"])
 GEMMA = model_config_from_hf(tiny_models.CASES["gemma3"])
 

@@ -11,6 +11,8 @@ from pagedjax.loading.hf_config import model_config_from_hf
 from tests.models.paged_forward import PagedForward
 from tests.oracles import tiny_models
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 ORACLES = Path(__file__).parents[1] / "oracles"
 CASES = list(tiny_models.CASES)
 DECODE_BUCKET_CASES = ("mistral", "gemma3")  # a second executable, of four tokens; the others decode in padding of 48

@@ -11,7 +11,7 @@ from pagedjax.config import EngineConfig
 from pagedjax.loading import load_model
 from tests.models.paged_forward import PagedForward
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "oracles" / "golden" / "smollm2.json").read_text())["prompts"]
 NAMES = [name for name, prompt in GOLDEN.items() if len(prompt["token_ids"]) <= 48]

@@ -11,6 +11,8 @@ import pallas_kernels.rope_and_cache as rope_op
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.rope_and_cache import rope_and_cache
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 # Both sides round at the same places, but sums of squares differ in order: the norm may round to the next value, and
 # so may what it is multiplied into. Rotation can cancel, so that the error is one of the larger operand.
 LAST_PLACE = {jnp.bfloat16: 2.0**-7, jnp.float16: 2.0**-10}

@@ -15,7 +15,10 @@ from pallas_kernels.paged_attention import mosaic_gpu
 from tests.pallas_kernels.conftest import build_batch
 
 # The interpreter fills memory with NaN; the rows of a tile that hold no query are multiplied, and dropped.
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+    pytest.mark.usefixtures("compiled_quickly"),
+]
 
 # Weights and outputs are rounded to 16 bits, 2 ** -9 in bfloat16 and 2 ** -12 in float16, and are up to 4 here.
 HALF = {jnp.bfloat16: {"atol": 1.2e-2, "rtol": 1e-2}, jnp.float16: {"atol": 1.5e-3, "rtol": 2e-3}}

@@ -6,6 +6,8 @@ import pytest
 
 from pallas_kernels.paged_attention.tuning import tiling
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 # Both sides sum up to 300 products in float32, in different orders; outputs are near 1.
 FLOAT32 = {"atol": 3e-6, "rtol": 1e-5}
 # Weights are rounded to the pool's type before they meet the values: one half unit in the last place of weight and

@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import openai
 import pytest
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 PARIS = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 GREEDY = {"temperature": 0, "max_tokens": 7}
+BRIEF = {"temperature": 0, "max_tokens": 4}
 OPTIONS = (
     {},
     {"temperature": 1.3, "top_p": 0.5, "seed": 2},
@@ -74,42 +77,46 @@ def test_the_model_knows_the_answer(client):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_stream_adds_up_to_the_plain_answer(client, options):
-    """Both endpoints, each plain and streamed: four calls an option."""
+    """Both endpoints, each plain and streamed: four calls an option, at once."""
     given = {"model": "demo", **GREEDY, **options}
-    plain = client.chat.completions.create(messages=PARIS, **given)
+    chat = partial(client.chat.completions.create, messages=PARIS, **given)
+    complete = partial(client.completions.create, prompt="The capital of France is", **given)
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(ask) for ask in (chat, lambda: list(chat(stream=True)))]
+        asked += [pool.submit(ask) for ask in (complete, lambda: list(complete(stream=True)))]
+    plain, chunks, plain_completion, completion_chunks = [one.result() for one in asked]
     texts = dict.fromkeys(range(given.get("n", 1)), "")
     reasons = {}
-    for chunk in client.chat.completions.create(messages=PARIS, stream=True, **given):
+    for chunk in chunks:
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             reasons[choice.index] = choice.finish_reason
     assert [choice.message.content for choice in plain.choices] == list(texts.values())
     assert [choice.finish_reason for choice in plain.choices] == list(reasons.values())
-    plain = client.completions.create(prompt="The capital of France is", **given)
     texts = dict.fromkeys(range(given.get("n", 1)), "")
-    for chunk in client.completions.create(prompt="The capital of France is", stream=True, **given):
+    for chunk in completion_chunks:
         for choice in chunk.choices:
             texts[choice.index] += choice.text
-    assert [choice.text for choice in plain.choices] == list(texts.values())
-    assert plain.usage.completion_tokens <= given["max_tokens"] * given.get("n", 1)
+    assert [choice.text for choice in plain_completion.choices] == list(texts.values())
+    assert plain_completion.usage.completion_tokens <= given["max_tokens"] * given.get("n", 1)
 
 
 def test_responses_say_what_chats_say(client):
-    chat = client.chat.completions.create(model="demo", messages=PARIS, **GREEDY)
-    whole = client.responses.create(model="demo", input=PARIS[0]["content"], temperature=0, max_output_tokens=7)
+    chat = client.chat.completions.create(model="demo", messages=PARIS, **BRIEF)
+    whole = client.responses.create(model="demo", input=PARIS[0]["content"], temperature=0, max_output_tokens=4)
     events = client.responses.create(
-        model="demo", input=PARIS[0]["content"], temperature=0, max_output_tokens=7, stream=True
+        model="demo", input=PARIS[0]["content"], temperature=0, max_output_tokens=4, stream=True
     )
     streamed = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert whole.output_text == streamed == chat.choices[0].message.content
 
 
 def test_logprobs_of_both_endpoints_agree_with_the_text(client):
-    chat = client.chat.completions.create(model="demo", messages=PARIS, logprobs=True, top_logprobs=3, **GREEDY)
+    chat = client.chat.completions.create(model="demo", messages=PARIS, logprobs=True, top_logprobs=3, **BRIEF)
     entries = chat.choices[0].logprobs.content
     assert bytes(byte for entry in entries for byte in entry.bytes).decode().startswith(chat.choices[0].message.content)
     assert all(entry.logprob == max(top.logprob for top in entry.top_logprobs) for entry in entries)
-    text = client.completions.create(model="demo", prompt="The capital of France is", logprobs=2, echo=True, **GREEDY)
+    text = client.completions.create(model="demo", prompt="The capital of France is", logprobs=2, echo=True, **BRIEF)
     choice = text.choices[0]
     assert "".join(choice.logprobs.tokens).startswith(choice.text)
     assert choice.logprobs.token_logprobs[0] is None
@@ -118,11 +125,11 @@ def test_logprobs_of_both_endpoints_agree_with_the_text(client):
 
 def test_prompts_of_every_form_and_several_at_once(client, url):
     texts = ["One, two, three,", "The sky is"]
-    both = client.completions.create(model="demo", prompt=texts, **GREEDY)
-    alone = [client.completions.create(model="demo", prompt=text, **GREEDY).choices[0].text for text in texts]
+    both = client.completions.create(model="demo", prompt=texts, **BRIEF)
+    alone = [client.completions.create(model="demo", prompt=text, **BRIEF).choices[0].text for text in texts]
     assert [choice.text for choice in both.choices] == alone
     ids = [client.post("/../tokenize", body={"prompt": text}, cast_to=object)["tokens"] for text in texts]
-    from_ids = client.completions.create(model="demo", prompt=ids, **GREEDY)
+    from_ids = client.completions.create(model="demo", prompt=ids, **BRIEF)
     assert [choice.text for choice in from_ids.choices] == alone
     assert client.post("/../detokenize", body={"tokens": ids[0]}, cast_to=object)["prompt"] == texts[0]
 
@@ -131,7 +138,7 @@ async def test_async_clients_at_once_get_what_they_get_alone(url):
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
 
         async def ask(i):
-            answer = await client.completions.create(model="demo", prompt=f"{i} plus one is", **GREEDY)
+            answer = await client.completions.create(model="demo", prompt=f"{i} plus one is", **BRIEF)
             return answer.choices[0].text
 
         together = await asyncio.gather(*map(ask, range(4)))
@@ -158,7 +165,7 @@ def test_curl_is_enough(url):
     json_type = ("-H", "Content-Type: application/json", "-d")
     body = json.dumps({"messages": PARIS, **GREEDY})
     assert "Paris" in json.loads(curl("/v1/chat/completions", *json_type, body))["choices"][0]["message"]["content"]
-    text = curl("/v1/chat/completions", *json_type, json.dumps({"messages": PARIS, **GREEDY, "stream": True}))
+    text = curl("/v1/chat/completions", *json_type, json.dumps({"messages": PARIS, **BRIEF, "stream": True}))
     assert text.endswith("data: [DONE]\n\n")
     assert "vllm:num_requests_running" in curl("/metrics")
     assert curl("/health", "-w", "%{http_code}") == "200"

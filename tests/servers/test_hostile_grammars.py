@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from pagedjax import AsyncEngine
 from servers import ServerConfig, create_app
 from tests.fakes import fake_engine
+from tests.kept_executables import few_buckets
 from tests.servers.pauses import Pauses
 
 pytestmark = pytest.mark.slow  # it compiles an engine
@@ -58,7 +59,8 @@ def seen():
 
 
 async def attack():
-    engine = AsyncEngine(fake_engine(max_num_seqs=8, max_num_batched_tokens=64))
+    with few_buckets():
+        engine = AsyncEngine(fake_engine(max_num_seqs=8, max_num_batched_tokens=64))
     try:
         async with TestClient(TestServer(create_app(engine, ServerConfig()))) as http:
             done = asyncio.Event()

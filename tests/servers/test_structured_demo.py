@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 PERSON = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": 20},
+        "name": {"type": "string", "minLength": 1, "maxLength": 8},
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "likes": {"type": "array", "items": {"enum": ["tea", "coffee", "milk"]}, "minItems": 1, "maxItems": 2},
     },

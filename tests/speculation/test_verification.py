@@ -11,10 +11,12 @@ import pytest
 from pagedjax.execution.request_state import empty_rows, neutral_sampler_rows
 from pagedjax.execution.step import StepFunctions
 from pagedjax.speculation.verification import Verification, force
-from tests.fakes import VOCAB_SIZE, FakeModel
+from tests.fakes import FakeModel
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 K = 2
-
+VOCAB_SIZE = 40  # two words of masks, the second with padding
 
 FUNCTIONS = StepFunctions(FakeModel(), block_size=8, num_blocks=9, max_num_seqs=4, max_logprobs=2)
 
