@@ -407,7 +407,7 @@ def test_a_prompt_in_chunks_does_not_seem_slower_by_their_number(engine, monkeyp
     """
     assert engine.reset_prefix_cache()
     seconds, noted, note_step = iter([0.0, 0.1]), [], engine._scheduler.note_step
-    monkeypatch.setattr(engine._iterations, "note_result", lambda dispatched_time: next(seconds))
+    monkeypatch.setattr(engine._iterations, "note_result", lambda dispatched_time, num_tokens: next(seconds))
     monkeypatch.setattr(engine._scheduler, "note_step", lambda **step: (noted.append(step), note_step(**step)))
     run_all(engine, [("a", list(range(100)), SamplingParams(max_tokens=1))])
     assert noted == [{"num_requests": 1, "num_tokens": 36, "seconds": 0.1 * 36 / 100}]
