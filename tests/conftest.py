@@ -1,8 +1,8 @@
 """What every test runs under: JAX on the CPU, strict dtypes and ranks, fixed seeds, a cache of compiled code.
 
 JAX reads these variables when it is first imported, and processes that a test starts inherit them. Variables
-that are set already win, so `JAX_ENABLE_X64=1` or `JAX_PLATFORMS=cuda` on the command line work, and `XLA_FLAGS=`
-compiles as XLA does by itself. This file imports none of the project's packages: the jaxtyping hook must come first.
+that are set already win, so `JAX_ENABLE_X64=1` or `JAX_PLATFORMS=cuda` on the command line work. This file imports
+none of the project's packages: the jaxtyping hook must come first.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import platform
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ def _processor() -> str:
 
 CACHE_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 SHARES_MODEL = ("tests/test_smollm2.py", "tests/servers/test_demo_model.py", "tests/servers/test_structured_demo.py")
+THE_MODEL = "the embedded model"
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # each its own: a reader may find another's entry half written
 
 for name, value in {
@@ -35,8 +37,9 @@ for name, value in {
     "JAX_NUMPY_RANK_PROMOTION": "raise",
     "JAX_COMPILATION_CACHE_DIR": str(CACHE_HOME / "pagedjax-tests" / _processor() / WORKER),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-    # Tests compile more than they compute: XLA's older emitters of loops take half the time of those through MLIR
-    "XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+    # Tests compile more than they compute: XLA's older emitters of loops take half the time of those through MLIR. The
+    # first worker, which has the embedded model, compiles as users do.
+    "XLA_FLAGS": "" if WORKER in ("", "gw0") else "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
     "HF_HUB_OFFLINE": "1",  # no test reaches a network
     "TOKENIZERS_PARALLELISM": "false",
 }.items():
@@ -71,12 +74,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # xdist may be missing
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give each file to one worker, and all files with the embedded model to the same."""
+    """Give each file to one worker, and all files with the embedded model to the first."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = super()._split_scope(nodeid)
-            return "the embedded model" if path in SHARES_MODEL else path
+            return THE_MODEL if path in SHARES_MODEL else path
+
+        def _assign_work_unit(self, node: Any) -> None:
+            is_first = node.gateway.id == "gw0"
+            preferred = [scope for scope in self.workqueue if (scope == THE_MODEL) == is_first]
+            if preferred:
+                self.workqueue.move_to_end(preferred[0], last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)

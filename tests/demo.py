@@ -12,6 +12,6 @@ OPTIONS = {
 
 @contextmanager
 def compiling_once():
-    """Without optimisation, which takes longer than it gains: matrix products come from a library."""
-    with sharing_executables(is_optimised=False), few_buckets(num_rows=(4,), num_tokens=(32,)):
+    """Share executables, of two sizes each."""
+    with sharing_executables(), few_buckets(num_rows=(4,), num_tokens=(32,)):
         yield
