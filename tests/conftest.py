@@ -73,8 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist may be missing
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: the first worker has few files, and ends early."""
+    return 1 + (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give each file to one worker, and all files with the embedded model to the first."""
+    """Give each file to one worker, and the files with the embedded model to the first, which has no others."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
@@ -84,9 +90,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
         def _assign_work_unit(self, node: Any) -> None:
             is_first = node.gateway.id == "gw0"
-            preferred = [scope for scope in self.workqueue if (scope == THE_MODEL) == is_first]
-            if preferred:
-                self.workqueue.move_to_end(preferred[0], last=False)
+            suitable = [scope for scope in self.workqueue if (scope == THE_MODEL) == is_first]
+            if is_first and not suitable and len(self.nodes) > 1:
+                node.shutdown()  # when it has done what it has
+                return
+            if suitable:
+                self.workqueue.move_to_end(suitable[0], last=False)
             super()._assign_work_unit(node)
 
     return Scheduling(config, log)

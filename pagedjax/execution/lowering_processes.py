@@ -38,22 +38,34 @@ CUSTOM_CALLS = ("mosaic_gpu_v2",)  # that both sides know, since both are of one
 def lower_all(tasks: Sequence[Task], spec: TaskSpec | None) -> Iterator[tuple[Task, jax.stages.Lowered]]:
     """Lower each task, those of `spec` in processes beside this one where they are many; yield them as they come."""
     apart = [task for task in tasks if task.is_portable]
-    num_processes = min(MAX_PROCESSES, (os.cpu_count() or 1) // 2)
-    if spec is None or len(apart) < LEAST_TASKS or num_processes < 2:
+    processes = None if spec is None else _start(spec, num_tasks=len(apart))
+    if processes is None:
         yield from ((task, task.lower()) for task in tasks)
         return
-    processes = LoweringProcesses(spec, num_processes, is_hopper=hopper.platform() == "gpu")
+    pool = ThreadPoolExecutor(processes.count, thread_name_prefix="lower")
     try:
-        with ThreadPoolExecutor(num_processes, thread_name_prefix="lower") as pool:
-            futures = {pool.submit(processes.lower, task): task for task in apart}
-            yield from ((task, task.lower()) for task in tasks if not task.is_portable)
-            for future in as_completed(futures):
-                task = futures[future]
-                if future.exception() is not None:
-                    logger.warning("%s; it is lowered here", future.exception())
-                yield task, future.result() if future.exception() is None else task.lower()
+        futures = {pool.submit(processes.lower, task): task for task in apart}
+        yield from ((task, task.lower()) for task in tasks if not task.is_portable)
+        for future in as_completed(futures):
+            task, error = futures[future], future.exception()
+            if error is not None:
+                logger.warning("%s; it is lowered here", error)
+            yield task, future.result() if error is None else task.lower()
     finally:
-        processes.close()
+        processes.close()  # first: a thread may wait for one
+        pool.shutdown(cancel_futures=True)
+
+
+def _start(spec: TaskSpec, *, num_tasks: int) -> "LoweringProcesses | None":
+    """Start processes where it pays and the system allows it."""
+    num_processes = min(MAX_PROCESSES, (os.cpu_count() or 1) // 2)
+    if num_tasks < LEAST_TASKS or num_processes < 2:
+        return None
+    try:
+        return LoweringProcesses(spec, num_processes, is_hopper=hopper.platform() == "gpu")
+    except OSError as error:
+        logger.warning("no processes that lower can be started, so the start takes longer: %s", error)
+        return None
 
 
 class LoweringProcesses:
@@ -64,6 +76,10 @@ class LoweringProcesses:
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
+
+    @property
+    def count(self) -> int:
+        return len(self._processes)
 
     def lower(self, task: Task) -> jax.stages.Lowered:
         """Lower a task in the next process that is idle.

@@ -78,6 +78,17 @@ def test_what_a_process_cannot_lower_is_lowered_here(monkeypatch, caplog, path):
     assert "a process that lowers has ended" in caplog.text
 
 
+@pytest.mark.usefixtures("_processes")
+def test_an_engine_starts_where_no_process_can(monkeypatch, caplog, path):
+    def refuse(*args, **options):
+        raise OSError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(lowering_processes.subprocess, "Popen", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert len(generate(path)) == PARAMS.max_tokens
+    assert "the start takes longer: Resource temporarily unavailable" in caplog.text
+
+
 @pytest.mark.parametrize(("is_ours", "is_hopper"), [(True, True), (True, False), (False, True)])
 def test_only_our_own_models_with_kernels_are_lowered_apart(monkeypatch, is_ours, is_hopper):
     monkeypatch.setattr(model_runner.hopper, "unavailable", lambda: None if is_hopper else "no GPU")
