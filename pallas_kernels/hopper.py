@@ -20,6 +20,7 @@ COMPUTE_CAPABILITY = "9.0"
 BROKEN_CUDA = (12080, 12091)
 
 DTYPES = (jnp.bfloat16, jnp.float16)
+MULTIPROCESSORS = 132  # of an H100 or H200
 ROWS = 64  # M of one wgmma
 MASKED = -1e30  # finite: a row with no key in a tile then keeps a finite maximum
 LOG2E = math.log2(math.e)  # scores are kept in base 2, so that exp2 suffices

@@ -48,7 +48,7 @@ from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
 from pagedjax.speculation.draft_proposer import max_num_read
 from pagedjax.speculation.speculator import Speculator, verified_drafts
-from pallas_kernels import add_rms_norm, hopper, matmul, paged_attention, rope_and_cache
+from pallas_kernels import add_rms_norm, gated_matmul, hopper, matmul, paged_attention, rope_and_cache
 
 
 class ModelRunner:
@@ -508,7 +508,7 @@ class ModelRunner:
 
 def _can_lower_apart(loaded: LoadedModel) -> bool:
     """Whether another process can make the model's tasks, and it pays: lowering Hopper kernels is most of a start."""
-    ops = (add_rms_norm, matmul, rope_and_cache)
+    ops = (add_rms_norm, gated_matmul, matmul, rope_and_cache)
     has_kernels = hopper.unavailable() is None and all(op.is_sound() for op in ops)
     return has_kernels and type(loaded.model) is MODEL_CLASSES.get(loaded.config.architecture)
 
@@ -516,11 +516,13 @@ def _can_lower_apart(loaded: LoadedModel) -> bool:
 def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[str]:
     """Say which backend of each op this model runs on this device, and why."""
     num_heads, num_kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
-    x, kernel, q, heads, k_pool = (
+    x, kernel, prompt, gate_up, q, heads, k_pool = (
         jax.ShapeDtypeStruct(shape, dtype)
         for shape in (
             (64, model.hidden_size),
             (model.hidden_size, num_heads * head_dim),
+            (1024, model.hidden_size),
+            (model.hidden_size, 2 * model.intermediate_size),
             (1, num_heads, head_dim),
             (1, num_heads + 2 * num_kv_heads, head_dim),
             (1, num_kv_heads, block_size, head_dim),
@@ -531,6 +533,7 @@ def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[
         "rope_and_cache": rope_and_cache.default_backend(heads, k_pool),
         "add_rms_norm": add_rms_norm.default_backend(x),
         "matmul of 64 tokens": matmul.default_backend(x, kernel),
+        "gated_matmul of 1024 tokens": gated_matmul.default_backend(prompt, gate_up),
     }
     return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
 

@@ -4,8 +4,6 @@ Kernels are stored [in, out]; projections with one input share one kernel, so th
 leaves. Nothing here knows attention, the cache or a model family.
 """
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -14,6 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.add_rms_norm.reference import rms_norm
+from pallas_kernels.gated_matmul import gated_matmul
+from pallas_kernels.gated_matmul.reference import Activation, activate
 from pallas_kernels.matmul import matmul
 from pallas_kernels.matmul.reference import full_precision
 
@@ -98,20 +98,21 @@ class GatedMLP(nnx.Module):
         dim: int,
         mlp_dim: int,
         *,
-        act: Literal["silu", "gelu_pytorch_tanh"],
+        act: Activation,
         use_bias: bool,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         self.gate_up = Linear(dim, 2 * mlp_dim, use_bias=use_bias, dtype=dtype, rngs=rngs)
         self.down = Linear(mlp_dim, dim, use_bias=use_bias, dtype=dtype, rngs=rngs)
-        self.act = act
+        self.act: Activation = act
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """Run the MLP on every token."""
+        if self.gate_up.bias is None:
+            return self.down(gated_matmul(x, self.gate_up.kernel[...], act=self.act))
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)  # [T, F] each
-        gate = jax.nn.silu(gate) if self.act == "silu" else jax.nn.gelu(gate, approximate=True)
-        return self.down(gate * up)
+        return self.down(activate(gate, self.act) * up)
 
 
 def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-MULTIPROCESSORS = 132
+from pallas_kernels.hopper import MULTIPROCESSORS
+
 SMEM = 225 * 1024  # bytes of a program
 MAX_STAGES = 8
 # What one program takes whose tile has so many rows and columns, in microseconds for weights of 4096 rows. A tile of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pallas_kernels.hopper import platform
+from pallas_kernels.hopper import MULTIPROCESSORS, platform
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DecodeTuning:
     tile: int  # keys of one step
     stages: int  # tiles in a stream's ring
     min_tiles: int  # least share of a worker
-    num_programs: int = 132  # multiprocessors of an H100 or H200
+    num_programs: int = MULTIPROCESSORS
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def test_an_engine_starts_where_no_process_can(monkeypatch, caplog, path):
 @pytest.mark.parametrize(("is_ours", "is_hopper"), [(True, True), (True, False), (False, True)])
 def test_only_our_own_models_with_kernels_are_lowered_apart(monkeypatch, is_ours, is_hopper):
     monkeypatch.setattr(model_runner.hopper, "unavailable", lambda: None if is_hopper else "no GPU")
-    for op in (model_runner.add_rms_norm, model_runner.matmul, model_runner.rope_and_cache):
+    for op in (model_runner.add_rms_norm, model_runner.gated_matmul, model_runner.matmul, model_runner.rope_and_cache):
         monkeypatch.setattr(op, "is_sound", lambda: True)
     config = replace(FAKE_CONFIG, architecture="LlamaForCausalLM") if is_ours else FAKE_CONFIG
     model = nnx.eval_shape(lambda: LlamaForCausalLM(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))

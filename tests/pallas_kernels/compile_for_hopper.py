@@ -26,6 +26,7 @@ from jax.typing import DTypeLike  # noqa: E402
 
 from pallas_kernels import hopper  # noqa: E402
 from pallas_kernels.add_rms_norm import add_rms_norm  # noqa: E402
+from pallas_kernels.gated_matmul import gated_matmul  # noqa: E402
 from pallas_kernels.matmul import matmul  # noqa: E402
 from pallas_kernels.paged_attention import paged_attention  # noqa: E402
 from pallas_kernels.rope_and_cache import rope_and_cache  # noqa: E402
@@ -82,6 +83,12 @@ def main() -> None:
     for num_rows, width in ((64, 4096), (256, 4096), (256, 6144), (512, 4096), (512, 6144)):
         x, w = array(num_rows, 4096), array(4096, width)
         compile_and_print(f"matmul {num_rows} x {width}", lambda x, w: matmul(x, w, backend="mosaic_gpu"), x, w)
+
+    for num_rows, act in ((256, "silu"), (8192, "silu"), (8192, "gelu_pytorch_tanh")):
+        x, w = array(num_rows, 4096), array(4096, 28672)
+        compile_and_print(
+            f"gated {act} {num_rows}", lambda x, w, act=act: gated_matmul(x, w, act=act, backend="mosaic_gpu"), x, w
+        )
 
     compile_and_print("norm 8192", add, array(64, 8192), array(64, 8192), array(8192))
 

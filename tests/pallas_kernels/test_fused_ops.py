@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pallas_kernels.add_rms_norm as norm_op
+import pallas_kernels.gated_matmul as gated_op
 import pallas_kernels.matmul as matmul_op
 import pallas_kernels.rope_and_cache as rope_op
 from pallas_kernels.add_rms_norm import add_rms_norm
@@ -89,11 +90,11 @@ def test_an_unknown_backend_is_a_value_error():
 @pytest.fixture
 def _on_hopper(monkeypatch):
     """As if the device ran the kernels; a CPU interprets them."""
-    for op in (norm_op, matmul_op, rope_op):
+    for op in (norm_op, gated_op, matmul_op, rope_op):
         monkeypatch.setattr(op, "unavailable", lambda: None)
         op.is_sound.cache_clear()
     yield
-    for op in (norm_op, matmul_op, rope_op):
+    for op in (norm_op, gated_op, matmul_op, rope_op):
         op.is_sound.cache_clear()
 
 
@@ -110,8 +111,9 @@ def test_a_kernel_runs_only_where_it_agrees_with_the_reference(monkeypatch, is_w
     expected = ("reference", "the kernel gave wrong results when it was tried") if is_wrong else (
         "mosaic_gpu", "the kernel for Hopper GPUs"
     )  # fmt: skip
-    products = [jnp.zeros((64, 64), jnp.bfloat16)] * 2
-    for op, arrays in ((norm_op, [x]), (matmul_op, products), (rope_op, [jnp.zeros((2, 8, 64), jnp.bfloat16), pool])):
+    products, gated = ([jnp.zeros((size, size), jnp.bfloat16)] * 2 for size in (64, 256))
+    heads = jnp.zeros((2, 8, 64), jnp.bfloat16)
+    for op, arrays in ((norm_op, [x]), (matmul_op, products), (gated_op, gated), (rope_op, [heads, pool])):
         if is_wrong:
             monkeypatch.setitem(op.BACKENDS, "mosaic_gpu", wrong)
         chosen = []

@@ -8,6 +8,7 @@ import pytest
 
 from pallas_kernels import hopper
 from pallas_kernels.add_rms_norm import add_rms_norm
+from pallas_kernels.gated_matmul.mosaic_gpu import mosaic_gated_matmul
 from pallas_kernels.matmul.mosaic_gpu import mosaic_matmul
 from pallas_kernels.matmul.tuning import COSTS, tile_for
 from pallas_kernels.paged_attention import default_backend, paged_attention
@@ -100,3 +101,11 @@ def test_fused_ops_lower_for_cuda():
 def test_the_product_lowers_for_cuda_with_every_tile(rows, columns):
     tile = tile_for(rows, 256, columns)
     assert count_kernels(lambda x, w: mosaic_matmul(x, w, tile=tile), array((rows, 256)), array((256, columns))) == 1
+
+
+@pytest.mark.usefixtures("_compiled")
+@pytest.mark.parametrize("num_rows", [256, 4096])  # the second in clusters
+@pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh"])
+def test_the_gated_product_lowers_for_cuda(num_rows, act):
+    arguments = array((num_rows, 256)), array((256, 1024))
+    assert count_kernels(lambda x, w: mosaic_gated_matmul(x, w, act=act), *arguments) == 1

@@ -1,0 +1,65 @@
+"""The gated product equals jnp's: interpreted on a CPU, without races."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.gated_matmul import default_backend, gated_matmul
+from pallas_kernels.gated_matmul.mosaic_gpu import mosaic_gated_matmul, unsupported
+from pallas_kernels.gated_matmul.reference import activate
+from pallas_kernels.gated_matmul.tuning import Cut
+
+
+def normal(seed: int, *shape: int, dtype=jnp.bfloat16) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "depth", "width", "cut"),
+    [
+        (40, 128, 256, Cut(num_programs=1)),  # a ring that is never full in a tile; the last rows are not there
+        (300, 320, 128, Cut(num_programs=2)),  # several tiles a program, the ring goes on from one to the next
+        (200, 192, 128, Cut(num_programs=2, cluster=2)),  # columns shared by two programs
+    ],
+)
+@pytest.mark.parametrize(("dtype", "act"), [(jnp.bfloat16, "silu"), (jnp.float16, "gelu_pytorch_tanh")])
+def test_the_gated_product_is_that_of_float32_rounded_once(capfd, num_rows, depth, width, cut, dtype, act):
+    x, w = normal(0, num_rows, depth, dtype=dtype), normal(1, depth, 2 * width, dtype=dtype) / 8
+    y = mosaic_gated_matmul(x, w, act=act, cut=cut)
+    assert y.dtype == dtype
+    gate, up = jnp.split(x.astype(jnp.float32) @ w.astype(jnp.float32), 2, axis=1)
+    np.testing.assert_allclose(
+        y.astype(jnp.float32), activate(gate, act) * up, rtol=float(jnp.finfo(dtype).eps), atol=1e-4
+    )
+    assert "RACE" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "reason"),
+    [
+        ((256, 4096), (4096, 28672), None),
+        ((1024, 4096), (4096, 28672), None),
+        ((8192, 4096), (4096, 28672), None),
+        ((64, 4096), (4096, 28672), "XLA is faster"),
+        ((512, 4096), (4096, 28672), "XLA is faster"),
+        ((1024, 4096), (4096, 28544), "4096 x 28544; built are multiples of 64 and 256"),
+    ],
+)
+def test_what_is_left_to_xla(x, w, reason):
+    why = unsupported(jax.ShapeDtypeStruct(x, jnp.bfloat16), jax.ShapeDtypeStruct(w, jnp.bfloat16))
+    assert why is None if reason is None else reason in (why or "")
+
+
+def test_float32_is_left_to_xla_and_keeps_its_accuracy():
+    x, w = normal(0, 256, 128, dtype=jnp.float32), normal(1, 128, 256, dtype=jnp.float32)
+    assert "float32" in (unsupported(x, w) or "")
+    assert default_backend(x, w)[0] == "reference"
+    gate, up = np.split(np.asarray(x, np.float64) @ np.asarray(w, np.float64), 2, axis=1)
+    np.testing.assert_allclose(gated_matmul(x, w, act="silu"), gate / (1 + np.exp(-gate)) * up, rtol=1e-5, atol=1e-3)
+
+
+def test_an_unknown_backend_is_a_value_error():
+    x = jnp.zeros((256, 256), jnp.bfloat16)
+    with pytest.raises(ValueError, match="gated_matmul backend is 'cublas'; choose one of mosaic_gpu, reference"):
+        gated_matmul(x, x, act="silu", backend="cublas")
