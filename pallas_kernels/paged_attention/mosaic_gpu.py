@@ -77,10 +77,12 @@ def mosaic_attention(
     tuning = PREFILL[q.shape[2]]
     group, num_rows = q.shape[1] // k_pool.shape[1], tuning.warpgroups * ROWS
     tile_tokens = min(num_rows // group, num_tokens)
-    tiles = make_query_tiles(query_start_loc, seq_lens, ~is_short, num_tokens=num_tokens, tile_tokens=tile_tokens)
+    tiles = make_query_tiles(
+        query_start_loc, seq_lens, ~is_short, num_tokens=num_tokens, tile_tokens=tile_tokens, window=options["window"]
+    )
     row_sinks = None if head_sinks is None else _pad(jnp.repeat(head_sinks, tile_tokens, axis=1), num_rows)
     return prefill(
-        q, k_pool, v_pool, block_tables, tiles, row_sinks, out, tile_tokens=tile_tokens, tuning=tuning, **options
+        q, k_pool, v_pool, block_tables, *tiles, row_sinks, out, tile_tokens=tile_tokens, tuning=tuning, **options
     )
 
 

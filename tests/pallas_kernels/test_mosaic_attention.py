@@ -32,8 +32,10 @@ SHARED = [(2, 40), (0, 33), (1, 20), (3, 3), (0, 0), (0, 5)]  # as many tokens a
 
 @pytest.fixture(autouse=True)
 def _few_workers(monkeypatch):
-    few = {head_dim: dataclasses.replace(tuning, num_programs=2) for head_dim, tuning in mosaic_gpu.DECODE.items()}
-    monkeypatch.setattr(mosaic_gpu, "DECODE", few)
+    for name in ("DECODE", "PREFILL"):
+        tunings = getattr(mosaic_gpu, name).items()
+        few = {head_dim: dataclasses.replace(tuning, num_programs=2) for head_dim, tuning in tunings}
+        monkeypatch.setattr(mosaic_gpu, name, few)
     jax.clear_caches()  # the tuning is no argument of the jitted op
 
 

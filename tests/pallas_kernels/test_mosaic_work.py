@@ -53,17 +53,18 @@ def test_every_tile_of_every_pair_is_visited_once_in_even_shares(lens, window, m
     assert shares.max(initial=0) <= max(-(-len(expected) // WORKERS), min_tiles)
 
 
-@pytest.mark.parametrize("padding", [0, 5])
-def test_query_tiles_cover_taken_requests_and_padding(padding):
+@pytest.mark.parametrize(("padding", "window"), [(0, None), (5, None), (5, 12)])
+def test_query_tiles_cover_taken_requests_and_padding_the_costliest_first(padding, window):
     query_lens, seq_lens = [7, 1, 0, 16, 9], [20, 5, 3, 16, 30]
     taken = [True, False, True, True, True]
     starts = np.concatenate([[0], np.cumsum(query_lens)])
-    tiles = make_query_tiles(
+    tiles, num_tiles = make_query_tiles(
         jnp.asarray(starts, jnp.int32), jnp.asarray(seq_lens, jnp.int32), jnp.asarray(taken),
-        num_tokens=33 + padding, tile_tokens=8,
+        num_tokens=33 + padding, tile_tokens=8, window=window,
     )  # fmt: skip
-    covered = {}
+    covered, num_keys = {}, []
     for request, token, position, count, seq_len in np.asarray(tiles).tolist():
+        num_keys.append(0 if not seq_len else count + min(position, window or position))
         for i in range(count):
             assert token + i not in covered
             covered[token + i] = (request, position + i, seq_len) if seq_len else None
@@ -74,3 +75,7 @@ def test_query_tiles_cover_taken_requests_and_padding(padding):
         for i in range(n)
     }
     assert covered == expected | dict.fromkeys(range(33, 33 + padding))
+    assert num_keys == sorted(num_keys, reverse=True)
+    counts = np.asarray(tiles)[:, 3]
+    assert counts[: int(num_tiles[0])].all()
+    assert not counts[int(num_tiles[0]) :].any()
