@@ -18,6 +18,7 @@ from pagedjax.execution.sampler import GPU_COMPILER_OPTIONS
 from pagedjax.execution.tasks import Task
 
 DEFAULT_CACHE_DIR = "~/.cache/pagedjax/xla"
+MAX_TRITON_TOKENS = 128  # for more rows cuBLAS is as fast as what XLA makes with Triton, and takes less time to choose
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -51,16 +52,16 @@ def compile_all(
     With `spec`, processes beside this one lower the tasks that follow from it. The phase "lowering" lasts until every
     task that was not cached is lowered, with compilations under way beside it; what is left of them is "compiling".
     """
-    options = GPU_COMPILER_OPTIONS if jax.default_backend() == "gpu" else {}
     with (
         ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile") as pool,
         tqdm(total=len(tasks), desc="Compiling", unit="executable", disable=not show_progress) as progress,
     ):
 
         def load(task: Task) -> jax.stages.Compiled | None:
-            return None if cache is None else cache.load(task.name, task.arguments, options)
+            return None if cache is None else cache.load(task.name, task.arguments, compiler_options(task))
 
         def finish(task: Task, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+            options = compiler_options(task)
             compiled = lowered.compile(options)
             if cache is not None:
                 cache.save(task.name, task.arguments, options, compiled)
@@ -77,6 +78,13 @@ def compile_all(
         executables |= {name: future.result() for name, future in futures.items()}
     phases.end("compiling")
     return {name: executable for name, executable in executables.items() if executable is not None}
+
+
+def compiler_options(task: Task) -> dict[str, Any]:
+    """Return what a task is compiled with on this process's platform."""
+    if jax.default_backend() != "gpu":
+        return {}
+    return GPU_COMPILER_OPTIONS | {"xla_gpu_enable_triton_gemm": task.num_tokens <= MAX_TRITON_TOKENS}
 
 
 class CompilationCounter:

@@ -57,11 +57,13 @@ class TaskSpec:
         whole: dict[str, Any] = {"donate": (1, 2), "is_full_model": True}
         for shape in self.buckets.forward_shapes:
             arguments = (leaves, cache, rows, ints(shape.packed_size))
-            tasks.append(Task.portable(forward_name(shape), functions.forward, arguments, **whole, shape=shape))
+            static = {"num_tokens": shape.num_tokens, "shape": shape}
+            tasks.append(Task.portable(forward_name(shape), functions.forward, arguments, **whole, **static))
         for shape in self.buckets.decode_shapes if self.buckets.is_fused else []:
             arguments = (leaves, cache, rows, ints(shape.packed_size))
+            static = {"num_tokens": shape.num_tokens, "shape": shape}
             for variant in PLAIN_VARIANTS:
-                name, static = f"decode {shape.num_rows} {variant}", {"shape": shape, "variant": variant}
+                name, static["variant"] = f"decode {shape.num_rows} {variant}", variant
                 tasks.append(Task.portable(name, functions.decode, arguments, **whole, **static))
         for bucket in self.buckets.tokens:
             hidden = jax.ShapeDtypeStruct((bucket, config.hidden_size), dtype)

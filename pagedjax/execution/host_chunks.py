@@ -95,13 +95,15 @@ def gather_blocks(kv_cache: KVCache, block_ids: Int[Array, " n"]) -> Float[Array
 
 
 def scatter_blocks(kv_cache: KVCache, staging: Float[Array, "L2 n K S H"], block_ids: Int[Array, " n"]) -> KVCache:
-    """Write what `gather_blocks` returned to blocks; an id one past the end of the pool is dropped."""
+    """Write what `gather_blocks` returned to blocks. No id comes twice; those past the end of the pool are dropped."""
     with jax.named_scope("scatter_blocks"):
         content = iter(staging)
-        return [
-            (k.at[block_ids].set(next(content), mode="drop"), v.at[block_ids].set(next(content), mode="drop"))
-            for k, v in kv_cache
-        ]
+
+        def write(pool: Float[Array, "P K S H"]) -> Float[Array, "P K S H"]:
+            # XLA writes a third as fast where ids may come twice
+            return pool.at[block_ids].set(next(content), mode="drop", unique_indices=True)
+
+        return [(write(k), write(v)) for k, v in kv_cache]
 
 
 def copy_tasks(plan: HostPlan, cache: list[tuple[Any, Any]]) -> list[Task]:
@@ -169,8 +171,8 @@ class HostChunks:
     def carry_out(self, kv_cache: KVCache, copies: BlockCopies) -> KVCache:
         """Dispatch an iteration's copies, before its step; the pool is donated and a new one returned."""
         for copy in copies.landed:
-            ids = [self._num_pool_blocks if block_id is None else block_id for block_id in copy.block_ids]
-            kv_cache = self._executables["scatter blocks"](kv_cache, self._landed.pop(copy), self._padded(ids))
+            targets = self._targets(copy.block_ids)
+            kv_cache = self._executables["scatter blocks"](kv_cache, self._landed.pop(copy), targets)
         for copy in copies.out:
             self._chunks.pop(copy.chunk, None)  # before its successor needs the room
             array = self._start(copy, lambda copy=copy: self._gather(kv_cache, copy.block_ids), self._host)
@@ -218,7 +220,7 @@ class HostChunks:
 
     def _measure_in(self, kv_cache: KVCache, chunk: jax.Array) -> tuple[KVCache, float]:
         began = time.perf_counter()
-        nowhere = np.full(self.plan.chunk_size, self._num_pool_blocks, np.int32)
+        nowhere = self._targets([])
         for array in [transfer(chunk, self._device) for _ in range(MEASURED_COPIES)]:
             kv_cache = self._executables["scatter blocks"](kv_cache, array, nowhere)
         jax.block_until_ready(kv_cache)
@@ -248,6 +250,14 @@ class HostChunks:
             logger.warning("a copy of %d blocks cannot start", self.plan.chunk_size, exc_info=True)
         self._under_way.append((copy, moved))
         return moved
+
+    def _targets(self, block_ids: Sequence[int | None]) -> np.ndarray:
+        """Where a chunk's blocks go; what goes nowhere has an id of its own past the end of the pool."""
+        targets = self._num_pool_blocks + np.arange(self.plan.chunk_size, dtype=np.int32)
+        for i, block_id in enumerate(block_ids):
+            if block_id is not None:
+                targets[i] = block_id
+        return targets
 
     def _padded(self, block_ids: Sequence[int]) -> np.ndarray:
         padded = np.zeros(self.plan.chunk_size, np.int32)  # block 0, the null block, may be read

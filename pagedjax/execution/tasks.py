@@ -15,6 +15,7 @@ class Task:
       donated: arguments, by number, that it was jitted to donate.
       is_full_model: holds every layer, and takes the longest to lower and to compile.
       is_portable: another process can make it from a `TaskSpec`.
+      num_tokens: rows of the model's matrix products, which say how these are best compiled; 0 if it has none.
     """
 
     name: str
@@ -23,14 +24,17 @@ class Task:
     donated: tuple[int, ...] = ()
     is_full_model: bool = False
     is_portable: bool = False
+    num_tokens: int = 0
 
     @classmethod
     def portable(
         cls, name: str, function: Callable, arguments: tuple, *, donate: tuple[int, ...] = (),
-        is_full_model: bool = False, **static: Any,
+        is_full_model: bool = False, num_tokens: int = 0, **static: Any,
     ) -> "Task":  # fmt: skip
         """Make the task of a function that is not jitted yet; see `jit_with`."""
-        return cls(name, jit_with(function, donate=donate, **static), arguments, donate, is_full_model, True)
+        return cls(
+            name, jit_with(function, donate=donate, **static), arguments, donate, is_full_model, True, num_tokens
+        )
 
     def lower(self) -> jax.stages.Lowered:
         """Trace and lower it in this thread."""

@@ -1,11 +1,12 @@
 """Attention of prompt chunks for Hopper in Mosaic GPU: many query tokens a request, keys read through the block table.
 
 A piece of work is a tile of query tokens of one request and all query heads of one KV head beside each other, so that
-they share what is loaded: row g * tile_tokens + t is head g of token t. Each multiprocessor has one program, and pieces
-are dealt out to programs in the order of their cost, dearest first, back and forth, so that all end about together.
-One warpgroup loads, up to a piece ahead; the others hold 64 rows each and take turns on the tensor cores, one
-multiplying while another does its softmax (Shah et al., arXiv:2407.08608). Only tiles of keys on the diagonal, at the
-end of the sequence or at the window's edge are masked.
+they share what is loaded: row g * tile_tokens + t is head g of token t. Each multiprocessor has one program. Pieces are
+dealt out back and forth in the order of their cost, the dearest first, so that all programs end about together; where
+the keys of all heads do not fit into the L2 cache, this is done for some heads after the others. One warpgroup loads,
+up to a piece ahead; the others hold 64 rows each and take turns on the tensor cores, one multiplying while another does
+its softmax (Shah et al., arXiv:2407.08608). Only tiles of keys on the diagonal, at the end of the sequence or at the
+window's edge are masked.
 """
 
 from functools import partial
@@ -33,6 +34,7 @@ from pallas_kernels.paged_attention.tuning import PrefillTuning
 
 # Columns of the table of query tiles
 REQUEST, TOKEN, POSITION, COUNT, SEQ_LEN = range(5)
+CACHED_BYTES = 32 << 20  # of keys and values that stay in an L2 cache of 50 MiB
 
 
 def make_query_tiles(
@@ -71,6 +73,16 @@ def make_query_tiles(
     return tiles[order], jnp.sum(count > 0, dtype=jnp.int32)[None]
 
 
+def heads_at_once(
+    seq_lens: Int[Array, " B"], is_taken: Bool[Array, " B"], *, num_kv_heads: int, bytes_per_token: int
+) -> Int[Array, " 1"]:
+    """Return of how many KV heads, a divisor of all, keys and values fit into the L2 cache together; at least 1."""
+    divisors = jnp.array([n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0], jnp.int32)
+    num_tokens = jnp.sum(jnp.where(is_taken, seq_lens, 0), dtype=jnp.int32)
+    fits = divisors * num_tokens <= CACHED_BYTES // bytes_per_token
+    return jnp.max(jnp.where(fits, divisors, 1))[None]
+
+
 def num_query_tiles(num_tokens: int, num_requests: int, tile_tokens: int) -> int:
     """Most tiles that any batch of these sizes is cut into."""
     return min(num_tokens, num_tokens // tile_tokens + num_requests + 1)
@@ -83,6 +95,7 @@ def prefill(
     block_tables: Int[Array, "B M"],
     tiles: Int[Array, "J 5"],
     num_tiles: Int[Array, " 1"],
+    num_heads_at_once: Int[Array, " 1"],
     sinks: Float[Array, "K _"] | None,
     out: Float[Array, "T N H"],
     *,
@@ -131,7 +144,7 @@ def prefill(
     if sinks is None:
         sinks = jnp.zeros((1, num_rows), jnp.float32)
     target = jax.new_ref(out)
-    kernel(tiles, num_tiles, block_tables, sinks, q, k_pool, v_pool, target)
+    kernel(tiles, num_tiles, num_heads_at_once, block_tables, sinks, q, k_pool, v_pool, target)
     return jax.freeze(target)
 
 
@@ -139,6 +152,7 @@ def _kernel(
     # scalars, in GMEM
     tiles,  # [J, 5] int32
     num_tiles,  # [1] int32
+    num_heads_at_once,  # [1] int32
     block_tables,  # [B, M] int32
     # inputs, in GMEM
     sinks,  # [K, rows] float32, base 2
@@ -167,7 +181,8 @@ def _kernel(
 
     def walk(piece):
         """Call piece(staging buffer, ring position, head, row of `tiles`, key tiles) for each piece of this program."""
-        num_pieces = num_tiles[0] * num_kv_heads
+        width = num_heads_at_once[0]
+        num_together, num_pieces = num_tiles[0] * width, num_tiles[0] * num_kv_heads
         num_rounds, rest = lax.div(num_pieces, jnp.int32(num_programs)), lax.rem(num_pieces, jnp.int32(num_programs))
 
         def place(round_):
@@ -175,7 +190,8 @@ def _kernel(
 
         def step(i, ring):
             number = i * num_programs + place(i)
-            tile, head = lax.div(number, jnp.int32(num_kv_heads)), lax.rem(number, jnp.int32(num_kv_heads))
+            part, number = lax.div(number, num_together), lax.rem(number, num_together)
+            tile, head = lax.div(number, width), part * width + lax.rem(number, width)
             row = tuple(tiles[tile, column] for column in range(5))
             bounds = key_tiles(row)
             piece(lax.rem(i, jnp.int32(tuning.query_tiles)), ring, head, row, bounds)

@@ -18,6 +18,7 @@ def normal(seed: int, *shape: int, dtype=jnp.bfloat16) -> jax.Array:
     ("num_rows", "depth", "width", "tile"),
     [
         (40, 192, 64, Tile(64, 64, 64, stages=8)),  # a ring that is never full
+        (1, 256, 64, Tile(64, 64, 128, stages=2)),
         (128, 320, 192, Tile(64, 192, 64, stages=2)),
         (192, 256, 128, Tile(128, 64, 128, stages=2)),  # the last tile has rows that there are not
     ],
@@ -55,6 +56,7 @@ def test_every_tile_fits_and_divides_the_sum():
     [
         ((64, 256), (256, 128), None),
         ((8, 4096), (4096, 4096), "XLA is faster"),
+        ((1, 1024), (1024, 6144), None),
         ((64, 256), (256, 96), "256 x 96; built are multiples of 64"),
         ((4096, 256), (256, 128), "XLA is faster"),
         ((64, 4096), (4096, 28672), "XLA is faster"),

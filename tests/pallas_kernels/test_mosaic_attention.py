@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention import mosaic_gpu
+from pallas_kernels.paged_attention import mosaic_gpu, mosaic_prefill
 from tests.pallas_kernels.conftest import build_batch
 
 # The interpreter fills memory with NaN; the rows of a tile that hold no query are multiplied, and dropped.
@@ -76,6 +76,16 @@ def test_garbage_that_no_request_owns_cannot_change_a_bit(lens):
     )
     options = {"dtype": jnp.bfloat16, "backend": "mosaic_gpu"}
     np.testing.assert_array_equal(batch.attend(**options), spoiled.attend(**options))
+
+
+def test_heads_after_each_other_give_the_same_bits(monkeypatch):
+    """As where the keys of all of them do not fit into the cache together."""
+    batch = build_batch([(70, 130), (20, 20)], heads=(4, 2), head_dim=64, num_blocks=12, max_blocks=9)
+    options = {"dtype": jnp.bfloat16, "backend": "mosaic_gpu"}
+    together = batch.attend(**options)
+    monkeypatch.setattr(mosaic_prefill, "CACHED_BYTES", 1)
+    jax.clear_caches()
+    np.testing.assert_array_equal(batch.attend(**options), together)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import mosaic_work as work
-from pallas_kernels.paged_attention.mosaic_prefill import make_query_tiles
+from pallas_kernels.paged_attention.mosaic_prefill import CACHED_BYTES, heads_at_once, make_query_tiles
 
 TILE, HEADS, WORKERS = 64, 2, 6
 
@@ -79,3 +79,13 @@ def test_query_tiles_cover_taken_requests_and_padding_the_costliest_first(paddin
     counts = np.asarray(tiles)[:, 3]
     assert counts[: int(num_tiles[0])].all()
     assert not counts[int(num_tiles[0]) :].any()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_kv_heads", "expected"),
+    [(100, 8, 8), (1000, 8, 8), (1001, 8, 4), (4000, 8, 2), (9000, 8, 1), (1500, 6, 3), (0, 5, 5)],
+)
+def test_as_many_heads_together_as_the_cache_holds(num_tokens, num_kv_heads, expected):
+    seq_lens, taken = jnp.array([num_tokens, 7], jnp.int32), jnp.array([True, False])
+    found = heads_at_once(seq_lens, taken, num_kv_heads=num_kv_heads, bytes_per_token=CACHED_BYTES // 8000)
+    assert found.tolist() == [expected]
