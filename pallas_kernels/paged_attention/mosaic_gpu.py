@@ -17,7 +17,7 @@ from pallas_kernels.hopper import DTYPES, LOG2E, ROWS
 from pallas_kernels.paged_attention.blockwise import locate_tokens
 from pallas_kernels.paged_attention.mosaic_decode import decode_parts
 from pallas_kernels.paged_attention.mosaic_merge import merge_parts
-from pallas_kernels.paged_attention.mosaic_prefill import heads_at_once, make_query_tiles, prefill
+from pallas_kernels.paged_attention.mosaic_prefill import make_query_tiles, prefill
 from pallas_kernels.paged_attention.mosaic_work import make_work_list
 from pallas_kernels.paged_attention.tuning import DECODE, PREFILL
 
@@ -77,25 +77,10 @@ def mosaic_attention(
     tuning = PREFILL[q.shape[2]]
     group, num_rows = q.shape[1] // k_pool.shape[1], tuning.warpgroups * ROWS
     tile_tokens = min(num_rows // group, num_tokens)
-    tiles = make_query_tiles(
-        query_start_loc, seq_lens, ~is_short, num_tokens=num_tokens, tile_tokens=tile_tokens, window=options["window"]
-    )
-    at_once = heads_at_once(
-        seq_lens, ~is_short, num_kv_heads=k_pool.shape[1], bytes_per_token=2 * q.shape[2] * q.dtype.itemsize
-    )
+    tiles = make_query_tiles(query_start_loc, seq_lens, ~is_short, num_tokens=num_tokens, tile_tokens=tile_tokens)
     row_sinks = None if head_sinks is None else _pad(jnp.repeat(head_sinks, tile_tokens, axis=1), num_rows)
     return prefill(
-        q,
-        k_pool,
-        v_pool,
-        block_tables,
-        *tiles,
-        at_once,
-        row_sinks,
-        out,
-        tile_tokens=tile_tokens,
-        tuning=tuning,
-        **options,
+        q, k_pool, v_pool, block_tables, tiles, row_sinks, out, tile_tokens=tile_tokens, tuning=tuning, **options
     )
 
 

@@ -1,12 +1,9 @@
 """Attention of prompt chunks for Hopper in Mosaic GPU: many query tokens a request, keys read through the block table.
 
-A piece of work is a tile of query tokens of one request and all query heads of one KV head beside each other, so that
-they share what is loaded: row g * tile_tokens + t is head g of token t. Each multiprocessor has one program. Pieces are
-dealt out back and forth in the order of their cost, the dearest first, so that all programs end about together; where
-the keys of all heads do not fit into the L2 cache, this is done for some heads after the others. One warpgroup loads,
-up to a piece ahead; the others hold 64 rows each and take turns on the tensor cores, one multiplying while another does
-its softmax (Shah et al., arXiv:2407.08608). Only tiles of keys on the diagonal, at the end of the sequence or at the
-window's edge are masked.
+A program holds one tile of query tokens of one request, all query heads of one KV head beside each other, so that they
+share what is loaded: row g * tile_tokens + t is head g of token t. One warpgroup loads; the others hold 64 rows each
+and take turns on the tensor cores, one multiplying while another does its softmax (Shah et al., arXiv:2407.08608).
+Only tiles of keys on the diagonal, at the end of the sequence or at the window's edge are masked.
 """
 
 from functools import partial
@@ -34,7 +31,6 @@ from pallas_kernels.paged_attention.tuning import PrefillTuning
 
 # Columns of the table of query tiles
 REQUEST, TOKEN, POSITION, COUNT, SEQ_LEN = range(5)
-CACHED_BYTES = 32 << 20  # of keys and values that stay in an L2 cache of 50 MiB
 
 
 def make_query_tiles(
@@ -44,15 +40,11 @@ def make_query_tiles(
     *,
     num_tokens: int,
     tile_tokens: int,
-    window: int | None,
-) -> tuple[Int[Array, "J 5"], Int[Array, " 1"]]:
+) -> Int[Array, "J 5"]:
     """Cut the requests where `is_taken` into tiles of query tokens, and the padding after the last query.
 
-    Each tile is (request, first token, its position, number of tokens, seq_len), the one that sees most keys first. A
+    Each tile is (request, first token, its position, number of tokens, seq_len), the costliest of a request first. A
     tile of padding has seq_len 0; what is left over has no tokens.
-
-    Returns:
-      The tiles, and how many of them have tokens: these come first.
     """
     num_requests = len(seq_lens)
     starts, query_lens = query_start_loc[:-1], query_start_loc[1:] - query_start_loc[:-1]
@@ -67,20 +59,7 @@ def make_query_tiles(
     count = jnp.where(tile < ends[-1], jnp.minimum(query_lens[request] - offset, tile_tokens), 0)
     position = lens[request] - query_lens[request] + offset
     columns = [jnp.minimum(request, num_requests - 1), starts[request] + offset, position, count, lens[request]]
-    tiles = jnp.stack(columns, axis=1).astype(jnp.int32)
-    num_keys = jnp.where(lens[request] == 0, 1, jnp.minimum(position, window or position) + count)
-    order = jnp.argsort(jnp.where(count > 0, -num_keys, 0))
-    return tiles[order], jnp.sum(count > 0, dtype=jnp.int32)[None]
-
-
-def heads_at_once(
-    seq_lens: Int[Array, " B"], is_taken: Bool[Array, " B"], *, num_kv_heads: int, bytes_per_token: int
-) -> Int[Array, " 1"]:
-    """Return of how many KV heads, a divisor of all, keys and values fit into the L2 cache together; at least 1."""
-    divisors = jnp.array([n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0], jnp.int32)
-    num_tokens = jnp.sum(jnp.where(is_taken, seq_lens, 0), dtype=jnp.int32)
-    fits = divisors * num_tokens <= CACHED_BYTES // bytes_per_token
-    return jnp.max(jnp.where(fits, divisors, 1))[None]
+    return jnp.stack(columns, axis=1).astype(jnp.int32)
 
 
 def num_query_tiles(num_tokens: int, num_requests: int, tile_tokens: int) -> int:
@@ -94,8 +73,6 @@ def prefill(
     v_pool: Float[Array, "P K S H"],
     block_tables: Int[Array, "B M"],
     tiles: Int[Array, "J 5"],
-    num_tiles: Int[Array, " 1"],
-    num_heads_at_once: Int[Array, " 1"],
     sinks: Float[Array, "K _"] | None,
     out: Float[Array, "T N H"],
     *,
@@ -109,18 +86,16 @@ def prefill(
     head_dim = q.shape[2]
     _, num_kv_heads, block_size, _ = k_pool.shape
     group, stages, kv_tile, dtype = q.shape[1] // num_kv_heads, tuning.stages, tuning.kv_tile, q.dtype
-    num_programs = min(tuning.num_programs, len(tiles) * num_kv_heads)
     num_rows, interpret = tuning.warpgroups * ROWS, interpretation()
     loaded = plgpu.Barrier(num_arrivals=kv_tile // block_size, num_barriers=stages)
     free = plgpu.Barrier(num_arrivals=tuning.warpgroups, num_barriers=stages)
     all_compute = plgpu.Barrier(num_arrivals=tuning.warpgroups)
     scratch = {
-        "staging": plgpu.SMEM((tuning.query_tiles, num_rows, head_dim), dtype),
+        "staging": plgpu.SMEM((num_rows, head_dim), dtype),
         "q_smem": wgmma_smem((num_rows, head_dim), dtype),
         "k_smem": wgmma_smem((stages, kv_tile, head_dim), dtype),
         "v_smem": wgmma_smem((stages, kv_tile, head_dim), dtype),
-        "q_loaded": plgpu.Barrier(num_arrivals=group, num_barriers=tuning.query_tiles),
-        "q_free": plgpu.Barrier(num_barriers=tuning.query_tiles),
+        "q_loaded": plgpu.Barrier(num_arrivals=group),
         "k_loaded": loaded, "v_loaded": loaded, "k_free": free, "v_free": free,
         "turn": all_compute, "together": all_compute,
     }  # fmt: skip
@@ -128,12 +103,12 @@ def prefill(
         scratch["p_smem"] = wgmma_smem((num_rows, kv_tile), dtype)
     kernel = plgpu.kernel(
         partial(
-            _kernel, num_programs=num_programs, group=group, block_size=block_size, tile_tokens=tile_tokens,
-            tuning=tuning, scale=scale, window=window, soft_cap=soft_cap, has_sinks=sinks is not None,
+            _kernel, group=group, block_size=block_size, tile_tokens=tile_tokens, tuning=tuning,
+            scale=scale, window=window, soft_cap=soft_cap, has_sinks=sinks is not None,
         ),
         out_type=(),
         scratch_types=scratch,
-        grid=(num_programs,),
+        grid=(len(tiles) * num_kv_heads,),
         grid_names=("program",),
         num_threads=tuning.warpgroups + 1,
         thread_name="warpgroup",
@@ -144,15 +119,13 @@ def prefill(
     if sinks is None:
         sinks = jnp.zeros((1, num_rows), jnp.float32)
     target = jax.new_ref(out)
-    kernel(tiles, num_tiles, num_heads_at_once, block_tables, sinks, q, k_pool, v_pool, target)
+    kernel(tiles, block_tables, sinks, q, k_pool, v_pool, target)
     return jax.freeze(target)
 
 
 def _kernel(
     # scalars, in GMEM
     tiles,  # [J, 5] int32
-    num_tiles,  # [1] int32
-    num_heads_at_once,  # [1] int32
     block_tables,  # [B, M] int32
     # inputs, in GMEM
     sinks,  # [K, rows] float32, base 2
@@ -163,97 +136,61 @@ def _kernel(
     out,  # [T, N, H]
     *,
     # scratch; rows are those of all compute warpgroups
-    staging,  # [query_tiles, rows, H], rows as in GMEM
+    staging,  # [rows, H], rows as in GMEM
     q_smem,  # [rows, H]
     k_smem,  # [stages, kv_tile, H]
     v_smem,  # [stages, kv_tile, H]
     q_loaded, k_loaded, v_loaded,  # TMA -> compute
-    q_free, k_free, v_free,  # compute -> load
+    k_free, v_free,  # compute -> load
     turn,  # between the compute warpgroups: who has the tensor cores
     together,  # all of them have come this far
     p_smem=None,  # [rows, kv_tile], interpret mode only
     # static
-    num_programs, group, block_size, tile_tokens, tuning, scale, window, soft_cap, has_sinks,
+    group, block_size, tile_tokens, tuning, scale, window, soft_cap, has_sinks,
 ):  # fmt: skip
     kv_tile, stages, warpgroups = tuning.kv_tile, tuning.stages, tuning.warpgroups
-    (num_tokens, _, head_dim), num_kv_heads = q.shape, k.shape[1]
+    num_tokens, _, head_dim = q.shape
     warpgroup, program = lax.axis_index("warpgroup"), lax.axis_index("program")
+    tile, head = lax.rem(program, jnp.int32(tiles.shape[0])), lax.div(program, jnp.int32(tiles.shape[0]))
+    request, token, position, count, seq_len = (tiles[tile, column] for column in range(5))
+    is_padding = seq_len == 0
 
-    def walk(piece):
-        """Call piece(staging buffer, ring position, head, row of `tiles`, key tiles) for each piece of this program."""
-        width = num_heads_at_once[0]
-        num_together, num_pieces = num_tiles[0] * width, num_tiles[0] * num_kv_heads
-        num_rounds, rest = lax.div(num_pieces, jnp.int32(num_programs)), lax.rem(num_pieces, jnp.int32(num_programs))
-
-        def place(round_):
-            return jnp.where(lax.rem(round_, jnp.int32(2)) == 0, program, num_programs - 1 - program)
-
-        def step(i, ring):
-            number = i * num_programs + place(i)
-            part, number = lax.div(number, num_together), lax.rem(number, num_together)
-            tile, head = lax.div(number, width), part * width + lax.rem(number, width)
-            row = tuple(tiles[tile, column] for column in range(5))
-            bounds = key_tiles(row)
-            piece(lax.rem(i, jnp.int32(tuning.query_tiles)), ring, head, row, bounds)
-            begin, *_, end = bounds
-            return ring + end - begin
-
-        num_own = num_rounds + jnp.where(place(num_rounds) < rest, 1, 0)
-        lax.fori_loop(0, num_own, step, jnp.int32(0))
-
-    def key_tiles(row):
-        """Tiles of keys [begin, end); those of [full_begin, full_end) hide nothing from any query token."""
-        _, _, position, count, seq_len = row
-        last = position + count - 1
-        begin = jnp.int32(0) if window is None else lax.div(jnp.maximum(position - window + 1, 0), jnp.int32(kv_tile))
-        end = jnp.where(seq_len == 0, begin, lax.div(last + kv_tile, jnp.int32(kv_tile)))
-        full_end = jnp.clip(lax.div(position + 1, jnp.int32(kv_tile)), begin, end)
+    # Tiles of keys [begin, end); those of [full_begin, full_end) hide nothing from any query token.
+    last = position + count - 1
+    begin = jnp.int32(0) if window is None else lax.div(jnp.maximum(position - window + 1, 0), jnp.int32(kv_tile))
+    end = jnp.where(is_padding, begin, lax.div(last + kv_tile, jnp.int32(kv_tile)))
+    full_end = jnp.clip(lax.div(position + 1, jnp.int32(kv_tile)), begin, end)
+    if window is None:
         full_begin = begin
-        if window is not None:
-            before = lax.div(jnp.maximum(last - window, -1) + kv_tile, jnp.int32(kv_tile))
-            full_begin = jnp.clip(before, begin, full_end)
-        return begin, full_begin, full_end, end
+    else:
+        full_begin = jnp.clip(lax.div(jnp.maximum(last - window, -1) + kv_tile, jnp.int32(kv_tile)), begin, full_end)
 
-    @pl.when(warpgroup == warpgroups)
+    @pl.when((count > 0) & (warpgroup == warpgroups))
     def load():
         plgpu.set_max_registers(40, action="decrease")
         last_column = block_tables.shape[1] - 1
+        first = jnp.minimum(token, num_tokens - tile_tokens)  # never past the end of q
+        for g in range(group):
+            rows = staging.at[pl.ds(g * tile_tokens, tile_tokens)]
+            plgpu.copy_gmem_to_smem(q.at[pl.ds(first, tile_tokens), head * group + g], rows, q_loaded)
 
-        def piece(buffer, ring, head, row, bounds):
-            request, token, *_ = row
-            begin, *_, end = bounds
-            first = jnp.minimum(token, num_tokens - tile_tokens)  # never past the end of q
-            plgpu.barrier_wait(q_free.at[buffer])
-            for g in range(group):
-                rows = staging.at[buffer, pl.ds(g * tile_tokens, tile_tokens)]
-                source = q.at[pl.ds(first, tile_tokens), head * group + g]
-                plgpu.copy_gmem_to_smem(source, rows, q_loaded.at[buffer])
-
-            @pl.loop(begin, end)
-            def fetch(i):
-                slot = lax.rem(ring + i - begin, jnp.int32(stages))
-                column = i * (kv_tile // block_size)
-                blocks = [
-                    block_tables[request, jnp.minimum(column + j, last_column)] for j in range(kv_tile // block_size)
-                ]
-                for pool, smem, arrived, released in ((k, k_smem, k_loaded, k_free), (v, v_smem, v_loaded, v_free)):
-                    plgpu.barrier_wait(released.at[slot])
-                    for j, block in enumerate(blocks):
-                        target = smem.at[slot, pl.ds(j * block_size, block_size)]
-                        plgpu.copy_gmem_to_smem(pool.at[block, head], target, arrived.at[slot])
-
-        walk(piece)
+        @pl.loop(begin, end)
+        def fetch(i):
+            slot = lax.rem(i - begin, jnp.int32(stages))
+            column = i * (kv_tile // block_size)
+            blocks = [block_tables[request, jnp.minimum(column + j, last_column)] for j in range(kv_tile // block_size)]
+            for pool, smem, arrived, released in ((k, k_smem, k_loaded, k_free), (v, v_smem, v_loaded, v_free)):
+                plgpu.barrier_wait(released.at[slot])
+                for j, block in enumerate(blocks):
+                    target = smem.at[slot, pl.ds(j * block_size, block_size)]
+                    plgpu.copy_gmem_to_smem(pool.at[block, head], target, arrived.at[slot])
 
         @pl.loop(0, stages)
         def drain(i):  # who waits on a barrier must see all its completions
             plgpu.barrier_wait(k_free.at[i])
             plgpu.barrier_wait(v_free.at[i])
 
-        @pl.loop(0, tuning.query_tiles)
-        def drain_queries(i):
-            plgpu.barrier_wait(q_free.at[i])
-
-    @pl.when(warpgroup < warpgroups)
+    @pl.when((count > 0) & (warpgroup < warpgroups))
     def compute():
         plgpu.set_max_registers(232, action="increase")  # 2 * 232 + 40 of the 512 that three may have
         own = pl.ds(warpgroup * ROWS, ROWS)
@@ -268,86 +205,70 @@ def _kernel(
             plgpu.barrier_arrive(k_free.at[i])
             plgpu.barrier_arrive(v_free.at[i])
 
-        @pl.when(warpgroup == 0)
-        def release_queries():
-            for i in range(tuning.query_tiles):
-                plgpu.barrier_arrive(q_free.at[i])
+        plgpu.barrier_wait(q_loaded)
+        q_smem[own] = load_rows(staging.at[own])
+        plgpu.commit_smem()
+        pl.when(warpgroup == 1)(lambda: meet(turn))
+        shift = token - jnp.minimum(token, num_tokens - tile_tokens)  # rows that a tile at the end of q has before it
 
-        def piece(buffer, ring, head, row, bounds):
-            _, token, position, count, seq_len = row
-            begin, full_begin, full_end, end = bounds
-            shift = token - jnp.minimum(token, num_tokens - tile_tokens)  # rows that a tile at the end of q has first
-            plgpu.barrier_wait(q_loaded.at[buffer])
-            q_smem[own] = load_rows(staging.at[buffer, own])
-            plgpu.commit_smem()
-            pl.when(warpgroup == 1)(lambda: meet(turn))
+        def attend(i, carry, *, is_masked):
+            acc, row_max, row_sum = carry
+            slot = lax.rem(i - begin, jnp.int32(stages))
+            plgpu.barrier_wait(k_loaded.at[slot])
+            scores = matmul(q_smem.at[own], k_smem.at[slot].T, (ROWS, kv_tile), lambda: meet(turn))
+            plgpu.barrier_arrive(k_free.at[slot])
+            if soft_cap is None:
+                scores *= scale * LOG2E
+            else:
+                scores = jnp.tanh(scores * (scale / soft_cap)) * (soft_cap * LOG2E)
+            if is_masked:
+                key = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=MATRIX) + i * kv_tile
+                row = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=MATRIX) + warpgroup * ROWS
+                query = lax.rem(row, jnp.full_like(row, tile_tokens)) + (position - shift)
+                seen = key <= query
+                if window is not None:
+                    seen &= key > query - window
+                scores = jnp.where(seen, scores, MASKED)
+            new_max = jnp.maximum(row_max, scores.max(axis=1))
+            rescale = jnp.exp2(row_max - new_max)
+            p = jnp.exp2(scores - lax.broadcast_in_dim(new_max, scores.shape, [0]))
+            acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [0])
+            row_sum = row_sum * rescale + p.sum(axis=1)
+            p = p.astype(q.dtype)
+            acc, row_sum, new_max, p = lax.optimization_barrier((acc, row_sum, new_max, p))
+            if warpgroups > 1:
+                plgpu.barrier_arrive(turn)  # the softmax is done
+            plgpu.barrier_wait(v_loaded.at[slot])
+            if is_masked:
+                _clean(v_smem, slot, i * kv_tile, seq_len, warpgroup, warpgroups, partial(meet, together))
+            if warpgroups > 1:
+                plgpu.barrier_wait(turn)  # the tensor cores are free
+            acc = accumulate(acc, p, v_smem.at[slot], None if p_smem is None else p_smem.at[own])
+            plgpu.barrier_arrive(v_free.at[slot])
+            return acc, new_max, row_sum
 
-            def attend(i, carry, *, is_masked):
-                acc, row_max, row_sum = carry
-                slot = lax.rem(ring + i - begin, jnp.int32(stages))
-                plgpu.barrier_wait(k_loaded.at[slot])
-                scores = matmul(q_smem.at[own], k_smem.at[slot].T, (ROWS, kv_tile), lambda: meet(turn))
-                plgpu.barrier_arrive(k_free.at[slot])
-                if soft_cap is None:
-                    scores *= scale * LOG2E
-                else:
-                    scores = jnp.tanh(scores * (scale / soft_cap)) * (soft_cap * LOG2E)
-                if is_masked:
-                    key = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=MATRIX) + i * kv_tile
-                    line = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0, layout=MATRIX) + warpgroup * ROWS
-                    query = lax.rem(line, jnp.full_like(line, tile_tokens)) + (position - shift)
-                    seen = key <= query
-                    if window is not None:
-                        seen &= key > query - window
-                    scores = jnp.where(seen, scores, MASKED)
-                new_max = jnp.maximum(row_max, scores.max(axis=1))
-                rescale = jnp.exp2(row_max - new_max)
-                p = jnp.exp2(scores - lax.broadcast_in_dim(new_max, scores.shape, [0]))
-                acc = acc * lax.broadcast_in_dim(rescale, acc.shape, [0])
-                row_sum = row_sum * rescale + p.sum(axis=1)
-                p = p.astype(q.dtype)
-                acc, row_sum, new_max, p = lax.optimization_barrier((acc, row_sum, new_max, p))
-                if warpgroups > 1:
-                    plgpu.barrier_arrive(turn)  # the softmax is done
-                plgpu.barrier_wait(v_loaded.at[slot])
-                if is_masked:
-                    _clean(v_smem, slot, i * kv_tile, seq_len, warpgroup, warpgroups, partial(meet, together))
-                if warpgroups > 1:
-                    plgpu.barrier_wait(turn)  # the tensor cores are free
-                acc = accumulate(acc, p, v_smem.at[slot], None if p_smem is None else p_smem.at[own])
-                plgpu.barrier_arrive(v_free.at[slot])
-                return acc, new_max, row_sum
+        carry = (
+            plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), MATRIX),
+            plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), PER_ROW),
+            plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), PER_ROW),
+        )
+        if window is not None:
+            carry = lax.fori_loop(begin, full_begin, partial(attend, is_masked=True), carry)
+        carry = lax.fori_loop(full_begin, full_end, partial(attend, is_masked=False), carry)
+        acc, row_max, row_sum = lax.fori_loop(full_end, end, partial(attend, is_masked=True), carry)
+        pl.when(warpgroup == 0)(lambda: meet(turn))
 
-            carry = (
-                plgpu.layout_cast(jnp.zeros((ROWS, head_dim), jnp.float32), MATRIX),
-                plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), PER_ROW),
-                plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), PER_ROW),
-            )
-            if window is not None:
-                carry = lax.fori_loop(begin, full_begin, partial(attend, is_masked=True), carry)
-            carry = lax.fori_loop(full_begin, full_end, partial(attend, is_masked=False), carry)
-            acc, row_max, row_sum = lax.fori_loop(full_end, end, partial(attend, is_masked=True), carry)
-            pl.when(warpgroup == 0)(lambda: meet(turn))
-
-            factor = jnp.ones_like(row_sum)
-            if has_sinks:
-                sink = plgpu.load(sinks.at[head, own], layout=PER_ROW, optimized=False)
-                maximum = jnp.maximum(row_max, sink)
-                factor = jnp.exp2(row_max - maximum)
-                row_sum = row_sum * factor + jnp.exp2(sink - maximum)
-            factor /= jnp.maximum(row_sum, 1e-30)  # padding: 0 / tiny is 0
-            staging[buffer, own] = (acc * lax.broadcast_in_dim(factor, acc.shape, [0])).astype(q.dtype)
-            plgpu.commit_smem()
-            meet(together)
-
-            @pl.when(warpgroup == 0)
-            def write():
-                _write(staging.at[buffer], out, head, token, shift, count, group, tile_tokens)
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                plgpu.barrier_arrive(q_free.at[buffer])
-
-        walk(piece)
-        plgpu.wait_smem_to_gmem(0)
+        factor = jnp.ones_like(row_sum)
+        if has_sinks:
+            sink = plgpu.load(sinks.at[head, own], layout=PER_ROW, optimized=False)
+            maximum = jnp.maximum(row_max, sink)
+            factor = jnp.exp2(row_max - maximum)
+            row_sum = row_sum * factor + jnp.exp2(sink - maximum)
+        factor /= jnp.maximum(row_sum, 1e-30)  # padding: 0 / tiny is 0
+        staging[own] = (acc * lax.broadcast_in_dim(factor, acc.shape, [0])).astype(q.dtype)
+        plgpu.commit_smem()
+        meet(together)
+        pl.when(warpgroup == 0)(lambda: _write(staging, out, head, token, shift, count, group, tile_tokens))
 
 
 def _clean(v_smem, slot, key, seq_len, warpgroup, warpgroups, meet):
@@ -391,3 +312,5 @@ def _write(staging, out, head, token, shift, count, group, tile_tokens):
                     plgpu.copy_smem_to_gmem(rows, out.at[pl.ds(token + offset, size), head * group + g])
 
             size //= 2
+
+    plgpu.wait_smem_to_gmem(0)

@@ -46,8 +46,6 @@ class PrefillTuning:
     warpgroups: int  # that compute, 64 rows each
     kv_tile: int  # keys of one step
     stages: int  # tiles in the ring
-    query_tiles: int  # in shared memory: with two, the next one's queries are loaded while this one is computed
-    num_programs: int = MULTIPROCESSORS
 
 
 # By head_dim; H200, 2026-11, bfloat16, 32 query heads over 8.
@@ -57,7 +55,7 @@ DECODE = {
     256: DecodeTuning(1, 64, 2, 1),
 }
 PREFILL = {
-    64: PrefillTuning(warpgroups=2, kv_tile=128, stages=2, query_tiles=2),
-    128: PrefillTuning(2, 128, 2, 2),
-    256: PrefillTuning(2, 64, 1, 1),
+    64: PrefillTuning(warpgroups=2, kv_tile=128, stages=2),
+    128: PrefillTuning(2, 128, 2),
+    256: PrefillTuning(2, 64, 1),
 }

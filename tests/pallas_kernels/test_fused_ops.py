@@ -111,7 +111,8 @@ def test_a_kernel_runs_only_where_it_agrees_with_the_reference(monkeypatch, is_w
     expected = ("reference", "the kernel gave wrong results when it was tried") if is_wrong else (
         "mosaic_gpu", "the kernel for Hopper GPUs"
     )  # fmt: skip
-    products, gated = ([jnp.zeros((size, size), jnp.bfloat16)] * 2 for size in (64, 256))
+    products = [jnp.zeros((64, 64), jnp.bfloat16)] * 2
+    gated = [jnp.zeros((256, 64), jnp.bfloat16), jnp.zeros((64, 14336), jnp.bfloat16)]
     heads = jnp.zeros((2, 8, 64), jnp.bfloat16)
     for op, arrays in ((norm_op, [x]), (matmul_op, products), (gated_op, gated), (rope_op, [heads, pool])):
         if is_wrong:

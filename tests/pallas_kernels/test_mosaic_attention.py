@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention import mosaic_gpu, mosaic_prefill
+from pallas_kernels.paged_attention import mosaic_gpu
 from tests.pallas_kernels.conftest import build_batch
 
 # The interpreter fills memory with NaN; the rows of a tile that hold no query are multiplied, and dropped.
@@ -32,10 +32,8 @@ SHARED = [(2, 40), (0, 33), (1, 20), (3, 3), (0, 0), (0, 5)]  # as many tokens a
 
 @pytest.fixture(autouse=True)
 def _few_workers(monkeypatch):
-    for name in ("DECODE", "PREFILL"):
-        tunings = getattr(mosaic_gpu, name).items()
-        few = {head_dim: dataclasses.replace(tuning, num_programs=2) for head_dim, tuning in tunings}
-        monkeypatch.setattr(mosaic_gpu, name, few)
+    few = {head_dim: dataclasses.replace(tuning, num_programs=2) for head_dim, tuning in mosaic_gpu.DECODE.items()}
+    monkeypatch.setattr(mosaic_gpu, "DECODE", few)
     jax.clear_caches()  # the tuning is no argument of the jitted op
 
 
@@ -76,16 +74,6 @@ def test_garbage_that_no_request_owns_cannot_change_a_bit(lens):
     )
     options = {"dtype": jnp.bfloat16, "backend": "mosaic_gpu"}
     np.testing.assert_array_equal(batch.attend(**options), spoiled.attend(**options))
-
-
-def test_heads_after_each_other_give_the_same_bits(monkeypatch):
-    """As where the keys of all of them do not fit into the cache together."""
-    batch = build_batch([(70, 130), (20, 20)], heads=(4, 2), head_dim=64, num_blocks=12, max_blocks=9)
-    options = {"dtype": jnp.bfloat16, "backend": "mosaic_gpu"}
-    together = batch.attend(**options)
-    monkeypatch.setattr(mosaic_prefill, "CACHED_BYTES", 1)
-    jax.clear_caches()
-    np.testing.assert_array_equal(batch.attend(**options), together)
 
 
 @pytest.mark.parametrize(
