@@ -1,7 +1,7 @@
 """`pagedjax bench kernels`: device time of paged attention, and its share of what the GPU can read or multiply.
 
-Both ceilings are measured first, in the same run: reading 4 GiB, and a product of two 8192 x 8192 matrices. Matrices,
-queries, keys and values are normal random numbers: equal ones take less power, so that a GPU multiplies them faster.
+Both ceilings are measured first, in the same run: reading 4 GiB, and a product of two 8192 x 8192 matrices. All are
+normal random numbers: equal ones take less power, so that a GPU multiplies them faster.
 Decoding counts the bytes of the keys and values that are read, prefill the multiplications that the causal mask leaves.
 Times are the profiler's and hold all kernels of a call, in a program of several calls, as the layers of a model make
 them.
@@ -97,7 +97,7 @@ def requests(text: str) -> list[tuple[int, int]]:
 
 def ceilings(num_iters: int) -> tuple[float, float]:
     """Measured bytes read and operations multiplied in a second."""
-    numbers = jnp.ones(READ_BYTES // 4, jnp.float32)
+    numbers = jax.random.normal(jax.random.key(0), (READ_BYTES // 4,))
     read = READ_BYTES / device_seconds(jax.jit(jnp.sum), (numbers,), num_iters)
     matrices = normal(1, MATRIX, MATRIX), normal(2, MATRIX, MATRIX)
     return read, 2 * MATRIX**3 / device_seconds(jax.jit(jnp.matmul), matrices, num_iters)

@@ -13,7 +13,6 @@ DEPTHS = {(64, 64): 128}
 DEPTH = 64  # of the others
 COLUMNS = 64  # that divide the width
 MIN_ROWS, MAX_ROWS = 64, 2048  # fewer are bound by reading alone, for more XLA's tiles are as good
-MAX_SMALL_WEIGHTS = 8 << 20  # values; up to here XLA is slower for fewer rows as well
 MAX_WEIGHTS = 32 << 20  # values; XLA is as good for more of them, and for a large sum of few rows not quite
 MAX_WEIGHTS_OF_FEW_ROWS, FEW_ROWS = 64 << 20, 128
 
@@ -44,7 +43,5 @@ def tile_for(num_rows: int, depth: int, width: int) -> Tile:
 
 def is_faster(num_rows: int, depth: int, width: int) -> bool:
     """Whether the kernel is faster than XLA."""
-    if num_rows < MIN_ROWS:
-        return depth * width <= MAX_SMALL_WEIGHTS
     most = MAX_WEIGHTS_OF_FEW_ROWS if num_rows <= FEW_ROWS else MAX_WEIGHTS
-    return num_rows <= MAX_ROWS and depth * width <= most
+    return MIN_ROWS <= num_rows <= MAX_ROWS and depth * width <= most
