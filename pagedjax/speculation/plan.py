@@ -176,8 +176,7 @@ class Speculation:
 
 def _is_decoding(request: Request) -> bool:
     """Whether the next step computes a request's newest token alone; beams are chosen among, and not drafted for."""
-    is_running = request.status is RequestStatus.RUNNING and not request.is_beam
-    return is_running and request.num_tokens_bound - request.num_computed_tokens == 1
+    return request.status is RequestStatus.RUNNING and not (request.is_beam or request.is_reading)
 
 
 def _decodes(item: ScheduledRequest) -> bool:
