@@ -4,12 +4,12 @@ Owns one mailbox an unfinished request. Knows neither the engine nor HTTP.
 """
 
 import asyncio
-import dataclasses
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from pagedjax.async_engine.courier import Courier
 from pagedjax.errors import EngineDeadError, InvalidRequestError
 from pagedjax.outputs import CompletionOutput, RequestOutput
 
@@ -91,6 +91,7 @@ class Mailboxes:
         self.observers: list[Callable[[RequestOutput], None]] = []
         self.dead_reason: str | None = None
         self._by_id: dict[str, Mailbox] = {}
+        self._couriers: dict[asyncio.AbstractEventLoop, Courier[tuple[Mailbox, Event]]] = {}
         self._lock = threading.Lock()  # a request must not slip in while the engine thread says goodbye
 
     def open(self, request_id: str, *, is_delta: bool) -> Mailbox:
@@ -109,6 +110,7 @@ class Mailboxes:
                     f"request_id {request_id!r:.80} belongs to a request that is still running; choose another"
                 )
             self._by_id[request_id] = mailbox
+            self._employ(mailbox.loop)
         return mailbox
 
     def forget(self, request_id: str, mailbox: Mailbox) -> None:
@@ -117,7 +119,7 @@ class Mailboxes:
             del self._by_id[request_id]
 
     def deliver(self, events: Iterable[tuple[str, Event]]) -> list[str]:
-        """Hand events over with one call for each event loop; return the requests whose loop has closed."""
+        """Hand events over to the event loops of their mailboxes; return the requests whose loop has closed."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, Event]]] = defaultdict(list)
         orphans = []
         for request_id, event in events:
@@ -142,13 +144,20 @@ class Mailboxes:
             waiting = list(self._by_id)
         self.deliver([(request_id, EngineDeadError(reason)) for request_id in waiting])
 
+    def _employ(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop not in self._couriers:
+            closed = [one for one in self._couriers if one.is_closed()]
+            for one in closed:
+                del self._couriers[one]
+            self._couriers[loop] = Courier(loop, self._dispatch)
+
     def _call(self, loop: asyncio.AbstractEventLoop, addressed: list[tuple[Mailbox, Event]]) -> None:
         try:
-            loop.call_soon_threadsafe(self._dispatch, addressed)
+            self._couriers[loop].carry(addressed)
         except RuntimeError:  # it closed this moment; the next delivery finds it closed and aborts
             logger.warning("an event loop closed with %d outputs on their way to it", len(addressed))
 
-    def _dispatch(self, addressed: list[tuple[Mailbox, Event]]) -> None:
+    def _dispatch(self, addressed: Sequence[tuple[Mailbox, Event]]) -> None:
         for mailbox, event in addressed:  # first: an observer that fails must cost no request its output
             mailbox.put(event)
         for observer in self.observers:
@@ -158,23 +167,21 @@ class Mailboxes:
 
 
 def _join(deltas: list[RequestOutput]) -> RequestOutput:
-    """Join consecutive deltas of one request into one."""
+    """Join consecutive deltas of one request: the last takes in the others, which are of no use afterwards."""
     parts: dict[int, list[CompletionOutput]] = {}
     for delta in deltas:
         for new in delta.outputs:
             parts.setdefault(new.index, []).append(new)
-    completions = [_join_completions(one) if len(one) > 1 else one[0] for one in parts.values()]
-    prompt_logprobs = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None)
-    return dataclasses.replace(deltas[-1], outputs=completions, prompt_logprobs=prompt_logprobs)
+    joined = deltas[-1]
+    joined.outputs = [_join_completions(one) if len(one) > 1 else one[0] for one in parts.values()]
+    joined.prompt_logprobs = next((one.prompt_logprobs for one in deltas if one.prompt_logprobs is not None), None)
+    return joined
 
 
 def _join_completions(parts: list[CompletionOutput]) -> CompletionOutput:
-    logprobs = None
+    joined = parts[-1]
+    joined.text = "".join([part.text for part in parts])
+    joined.token_ids = [token_id for part in parts for token_id in part.token_ids]
     if any(part.logprobs is not None for part in parts):
-        logprobs = [entry for part in parts for entry in part.logprobs or ()]
-    return dataclasses.replace(
-        parts[-1],
-        text="".join([part.text for part in parts]),
-        token_ids=[token_id for part in parts for token_id in part.token_ids],
-        logprobs=logprobs,
-    )
+        joined.logprobs = [entry for part in parts for entry in part.logprobs or ()]
+    return joined
