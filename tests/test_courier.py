@@ -65,7 +65,7 @@ def test_what_comes_before_a_round_begins_belongs_to_it(loop):
 
 
 def test_what_comes_while_consumers_are_busy_waits_until_the_next_round_is_due(loop):
-    """Each step of the engine was handed over alone, and the event loop took all of its time for what it fell behind."""
+    """Each step of the engine was handed over alone, and the event loop fell behind with all its time taken."""
     rounds = []
 
     def dispatch(parcels):

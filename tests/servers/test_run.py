@@ -68,7 +68,7 @@ async def test_clients_that_come_all_at_once_are_connected_at_once():
     async with aiohttp.ClientSession() as session, session.get(f"{address}/health"):
         pass
     where = ("127.0.0.1", int(address.rpartition(":")[2]))
-    clients = [socket.create_connection(where, timeout=0.9) for _ in range(300)]  # the event loop accepts none meanwhile
+    clients = [socket.create_connection(where, timeout=0.9) for _ in range(300)]  # the loop accepts none meanwhile
     for client in clients:
         client.close()
     os.kill(os.getpid(), signal.SIGINT)
