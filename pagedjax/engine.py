@@ -139,8 +139,7 @@ class LLMEngine:
             if self.config.speculation is None:
                 raise ConfigError("a draft model is given, but speculative_config is not; pass both or neither")
             check_same_vocabulary(loaded.config, draft.config)
-        elif self.config.speculation is not None:
-            draft = load_draft(self.config, loaded.config, self.tokenizer)
+        elif (draft := load_draft(self.config, loaded.config, self.tokenizer)) is not None:
             phases.end("loading the draft model")
         self._runner = ModelRunner(loaded, self.config, draft=draft, phases=phases, show_progress=show_progress)
         if platform == "gpu":  # a CPU has nothing left to prepare

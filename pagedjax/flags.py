@@ -132,7 +132,10 @@ def _with_words(parse: Callable[[str], Any], words: Mapping[str, Any]) -> Callab
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError:  # nested too deeply
+        value = None
     if not isinstance(value, dict):
         raise ValueError(text)
     return value

@@ -58,6 +58,7 @@ _TEXTS = {
     "spec_decode_num_drafts": "Times that drafts of a request were verified.",
     "spec_decode_num_draft_tokens": "Draft tokens that were verified.",
     "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
+    "spec_decode_draft_acceptance_rate": "Share of the verified draft tokens that were accepted, since the start.",
     PER_POSITION: "Draft tokens that were accepted, by their position in the draft.",
     "num_block_copies": "KV cache blocks copied because several completions of one prompt go on from them.",
     "num_requests_swapped": "Preempted requests whose blocks are in host memory, or on their way there.",

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL = 0.001  # seconds the event loop may keep the interpreter from the engine thread; Python's own is 0.005
 IDLE_SECONDS = 75.0  # a connection may wait so long between requests, and take so long to send a request's headers
+BACKLOG = 1024  # connections that wait to be accepted: those past aiohttp's 128 would try again after a second
 SHUTDOWN_SECONDS = 5.0  # for answers under way to say that the engine has stopped
 
 
@@ -123,7 +124,7 @@ async def serve(engine: AsyncEngine, config: ServerConfig, listener: socket.sock
 async def _start(runner: web.AppRunner, config: ServerConfig, listener: socket.socket) -> None:
     context = tls_context(config)
     try:
-        await web.SockSite(runner, listener, ssl_context=context).start()
+        await web.SockSite(runner, listener, ssl_context=context, backlog=BACKLOG).start()
     except OSError as error:
         raise _cannot_listen(config, error) from None
 

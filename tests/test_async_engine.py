@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from pagedjax.async_engine import AsyncEngine
+from pagedjax.async_engine.mailboxes import Mailboxes
 from pagedjax.errors import EngineDeadError, InvalidRequestError
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 from pagedjax.structured_outputs import StructuredOutputsParams
@@ -278,6 +279,22 @@ def test_requests_of_a_closed_event_loop_are_aborted():
     asyncio.run(fake.until(lambda: fake.aborted))
     assert fake.aborted == ["orphan"]
     asyncio.run(engine.shutdown())
+
+
+def test_a_loop_that_closes_while_outputs_are_handed_over_costs_nobody_else(monkeypatch, caplog):
+    """The way to a closed loop was forgotten when another one came, and the engine thread missed it."""
+    mailboxes, loops = Mailboxes(), []
+
+    async def open_one(request_id):
+        loops.append(asyncio.get_running_loop())
+        mailboxes.open(request_id, is_delta=True)
+
+    asyncio.run(open_one("a"))
+    asyncio.run(open_one("b"))
+    for loop in loops:
+        monkeypatch.setattr(loop, "is_closed", lambda: False)  # as it looked a moment ago
+    assert mailboxes.deliver([("a", None), ("b", None)]) == []
+    assert caplog.text.count("an event loop closed with 1 outputs on their way to it") == 2
 
 
 def test_dropping_the_engine_stops_its_thread_and_frees_it():

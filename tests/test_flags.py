@@ -89,6 +89,11 @@ def test_a_wrong_line_is_one_config_error(line, message):
     assert str(raised.value) == message
 
 
+def test_json_that_is_nested_too_deeply_is_a_wrong_line_too():
+    with pytest.raises(ConfigError, match="argument --extra: invalid JSON object value"):
+        parse(f"--extra {'[' * 100_000}")
+
+
 def test_help_shows_texts_and_defaults(capsys):
     with pytest.raises(SystemExit) as stopped:
         parse("--help")

@@ -4,12 +4,12 @@ Owns one mailbox an unfinished request. Knows neither the engine nor HTTP.
 """
 
 import asyncio
-import dataclasses
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from pagedjax.async_engine.courier import Courier
 from pagedjax.errors import EngineDeadError, InvalidRequestError
 from pagedjax.outputs import CompletionOutput, RequestOutput
 
@@ -17,13 +17,14 @@ logger = logging.getLogger(__name__)
 
 ACCEPTED = None
 type Event = RequestOutput | Exception | None  # None: accepted
+type _Courier = Courier[tuple[Mailbox, Event]]
 
 
 class Mailbox:
-    """What one request has to tell its consumer; used in the consumer's event loop only."""
+    """What one request has to tell its consumer; used in the consumer's event loop only, to which `courier` goes."""
 
-    def __init__(self, *, is_delta: bool):
-        self.loop = asyncio.get_running_loop()
+    def __init__(self, courier: _Courier, *, is_delta: bool):
+        self.courier = courier
         self._is_delta = is_delta
         self._outputs: list[RequestOutput] = []
         self._is_accepted = False
@@ -80,7 +81,7 @@ class Mailbox:
             self._waiter.set_result(None)
 
     async def _wait(self) -> None:
-        self._waiter = self.loop.create_future()
+        self._waiter = self.courier.loop.create_future()
         await self._waiter
 
 
@@ -91,6 +92,7 @@ class Mailboxes:
         self.observers: list[Callable[[RequestOutput], None]] = []
         self.dead_reason: str | None = None
         self._by_id: dict[str, Mailbox] = {}
+        self._couriers: dict[asyncio.AbstractEventLoop, _Courier] = {}
         self._lock = threading.Lock()  # a request must not slip in while the engine thread says goodbye
 
     def open(self, request_id: str, *, is_delta: bool) -> Mailbox:
@@ -100,7 +102,6 @@ class Mailboxes:
           EngineDeadError: the engine has stopped.
           InvalidRequestError: the id is in use.
         """
-        mailbox = Mailbox(is_delta=is_delta)
         with self._lock:
             if self.dead_reason is not None:
                 raise EngineDeadError(self.dead_reason)
@@ -108,7 +109,7 @@ class Mailboxes:
                 raise InvalidRequestError(
                     f"request_id {request_id!r:.80} belongs to a request that is still running; choose another"
                 )
-            self._by_id[request_id] = mailbox
+            mailbox = self._by_id[request_id] = Mailbox(self._courier(), is_delta=is_delta)
         return mailbox
 
     def forget(self, request_id: str, mailbox: Mailbox) -> None:
@@ -117,8 +118,8 @@ class Mailboxes:
             del self._by_id[request_id]
 
     def deliver(self, events: Iterable[tuple[str, Event]]) -> list[str]:
-        """Hand events over with one call for each event loop; return the requests whose loop has closed."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, Event]]] = defaultdict(list)
+        """Hand events over to the event loops of their mailboxes; return the requests whose loop has closed."""
+        by_courier: dict[_Courier, list[tuple[Mailbox, Event]]] = defaultdict(list)
         orphans = []
         for request_id, event in events:
             mailbox = self._by_id.get(request_id)
@@ -126,13 +127,16 @@ class Mailboxes:
                 continue  # its loop has closed
             if isinstance(event, Exception) or (isinstance(event, RequestOutput) and event.finished):
                 del self._by_id[request_id]
-            if mailbox.loop.is_closed():
+            if mailbox.courier.loop.is_closed():
                 self._by_id.pop(request_id, None)
                 orphans.append(request_id)
             else:
-                by_loop[mailbox.loop].append((mailbox, event))
-        for loop, addressed in by_loop.items():
-            self._call(loop, addressed)
+                by_courier[mailbox.courier].append((mailbox, event))
+        for courier, addressed in by_courier.items():
+            try:
+                courier.carry(addressed)
+            except RuntimeError:  # its loop closed this moment; the next delivery finds it closed and aborts
+                logger.warning("an event loop closed with %d outputs on their way to it", len(addressed))
         return orphans
 
     def close(self, reason: str) -> None:
@@ -142,13 +146,15 @@ class Mailboxes:
             waiting = list(self._by_id)
         self.deliver([(request_id, EngineDeadError(reason)) for request_id in waiting])
 
-    def _call(self, loop: asyncio.AbstractEventLoop, addressed: list[tuple[Mailbox, Event]]) -> None:
-        try:
-            loop.call_soon_threadsafe(self._dispatch, addressed)
-        except RuntimeError:  # it closed this moment; the next delivery finds it closed and aborts
-            logger.warning("an event loop closed with %d outputs on their way to it", len(addressed))
+    def _courier(self) -> _Courier:
+        """Return the one to the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._couriers:
+            self._couriers = {one: courier for one, courier in self._couriers.items() if not one.is_closed()}
+            self._couriers[loop] = Courier(loop, self._dispatch)
+        return self._couriers[loop]
 
-    def _dispatch(self, addressed: list[tuple[Mailbox, Event]]) -> None:
+    def _dispatch(self, addressed: Sequence[tuple[Mailbox, Event]]) -> None:
         for mailbox, event in addressed:  # first: an observer that fails must cost no request its output
             mailbox.put(event)
         for observer in self.observers:
@@ -158,23 +164,21 @@ class Mailboxes:
 
 
 def _join(deltas: list[RequestOutput]) -> RequestOutput:
-    """Join consecutive deltas of one request into one."""
+    """Join consecutive deltas of one request: the last takes in the others, which are of no use afterwards."""
     parts: dict[int, list[CompletionOutput]] = {}
     for delta in deltas:
         for new in delta.outputs:
             parts.setdefault(new.index, []).append(new)
-    completions = [_join_completions(one) if len(one) > 1 else one[0] for one in parts.values()]
-    prompt_logprobs = next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None)
-    return dataclasses.replace(deltas[-1], outputs=completions, prompt_logprobs=prompt_logprobs)
+    joined = deltas[-1]
+    joined.outputs = [_join_completions(one) if len(one) > 1 else one[0] for one in parts.values()]
+    joined.prompt_logprobs = next((one.prompt_logprobs for one in deltas if one.prompt_logprobs is not None), None)
+    return joined
 
 
 def _join_completions(parts: list[CompletionOutput]) -> CompletionOutput:
-    logprobs = None
+    joined = parts[-1]
+    joined.text = "".join([part.text for part in parts])
+    joined.token_ids = [token_id for part in parts for token_id in part.token_ids]
     if any(part.logprobs is not None for part in parts):
-        logprobs = [entry for part in parts for entry in part.logprobs or ()]
-    return dataclasses.replace(
-        parts[-1],
-        text="".join([part.text for part in parts]),
-        token_ids=[token_id for part in parts for token_id in part.token_ids],
-        logprobs=logprobs,
-    )
+        joined.logprobs = [entry for part in parts for entry in part.logprobs or ()]
+    return joined

@@ -39,9 +39,15 @@ class Outcome:
     error: str | None = None
 
     @property
+    def came_at_once(self) -> bool:
+        """Whether one event brought all of several tokens, so that there is no time between them to measure."""
+        return self.output_len > 1 and not self.itls
+
+    @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first; None where there is none."""
-        return (self.latency - self.ttft) / (self.output_len - 1) if self.output_len > 1 else None
+        """Seconds a token after the first; None where there is none, or all came at once."""
+        has_times = self.output_len > 1 and not self.came_at_once
+        return (self.latency - self.ttft) / (self.output_len - 1) if has_times else None
 
 
 async def send(

@@ -51,6 +51,12 @@ def lines_of(result: Mapping[str, Any], server: ServerFlags, load: LoadFlags) ->
     lines = [f"Failed: {error}" for error in errors]
     if result["num_without_usage"]:
         lines.append(f"{result['num_without_usage']} answers had no usage; their tokens are counted by events")
+    if result["num_at_once"]:
+        lines.append(
+            f"{result['num_at_once']} answers came in one event: their TTFT is that of the whole, TPOT and ITL cannot "
+            "be measured. A server without a tokenizer streams ids where it is asked for them, ours with "
+            """--extra-body '{"return_token_ids": true}'"""
+        )
     if result["num_other_prompt_lens"]:
         lines.append(
             f"{result['num_other_prompt_lens']} prompts have another length by the server's usage than was sent"

@@ -101,6 +101,7 @@ def figures(
         "max_output_tokens_per_s": _peak_tokens_per_second(done),
         "max_concurrent_requests": _peak_concurrency(done),
         "num_without_usage": sum(not outcome.has_usage for outcome in done),
+        "num_at_once": sum(outcome.came_at_once for outcome in done),
     }
     result |= _details(outcomes)
     values = {

@@ -21,18 +21,13 @@ def blocks_behind(running: Sequence[Request], block_size: int) -> list[int]:
     return list(accumulate(missing, initial=0))
 
 
-def is_reading(request: Request) -> bool:
-    """Whether a running request has more than its newest token to compute: a prompt, or what it had before."""
-    return request.num_tokens_bound - request.num_computed_tokens > 1
-
-
 def num_spare_blocks(request: Request, block_size: int) -> int:
     """Return how many blocks at the end of a request's table neither steps under way write nor its next token needs.
 
     Only of one that generates: others have blocks for what they are about to compute.
     """
     is_generating = request.status is RequestStatus.RUNNING and not request.is_new_row
-    if not is_generating or is_reading(request):
+    if not is_generating or request.is_reading:
         return 0
     num_needed = -(-max(request.num_computed_tokens, request.num_tokens_bound) // block_size)
     return max(0, len(request.block_ids) - num_needed)

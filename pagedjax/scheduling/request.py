@@ -122,6 +122,11 @@ class Request:
         return self.num_tokens_bound - len(self.all_token_ids)
 
     @property
+    def is_reading(self) -> bool:
+        """Whether more than its newest token is left to compute: a prompt, or what it had before."""
+        return self.num_tokens_bound - self.num_computed_tokens > 1
+
+    @property
     def is_finished(self) -> bool:
         return self.status > LAST_UNFINISHED
 

@@ -21,7 +21,7 @@ from pagedjax.scheduling.beam_group import BeamGroup, BeamGroups, new_search
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.deadlines import Deadlines
-from pagedjax.scheduling.draft_room import blocks_behind, is_reading, num_spare_blocks
+from pagedjax.scheduling.draft_room import blocks_behind, num_spare_blocks
 from pagedjax.scheduling.fair_share import FairShare
 from pagedjax.scheduling.fork import PromptForks
 from pagedjax.scheduling.host_pool import HostPool
@@ -286,7 +286,7 @@ class Scheduler:
     def expects_prompts(self) -> bool:
         """Whether the next step is likely to compute prompts: of who runs, or of who waits and may come in."""
         may_come_in = bool(self._finished) or (bool(self._free_rows) and not self._is_head_refused)
-        return (bool(self.waiting) and may_come_in) or any(map(is_reading, self.running))
+        return (bool(self.waiting) and may_come_in) or any(request.is_reading for request in self.running)
 
     def stats(self) -> dict[str, float]:
         """Return gauges and counters under their metric names; prefix cache counts are tokens, evictions blocks."""
@@ -346,8 +346,8 @@ class Scheduler:
             assert request.num_computed_tokens <= len(request.block_ids) * self.block_size, (
                 "computed tokens without a block"
             )
-            assert request.num_computed_tokens <= request.num_tokens_bound <= request.max_num_tokens, (
-                "more tokens than there can be"
+            assert request.num_computed_tokens < request.num_tokens_bound <= request.max_num_tokens, (
+                "more tokens than there can be, or none to compute"
             )
         everybody = [*self.running, *self.waiting, *self._forks.held, *self._beams.held]
         queued = {request.request_id: request for request in everybody if not request.is_finished}
@@ -462,7 +462,7 @@ class Scheduler:
 
     def _num_kept_for_prompts(self) -> int:
         """Tokens of the budget that drafts leave to prompts, if there are any to compute: they would wait for ever."""
-        has_prompts = (self.waiting and self._free_rows) or any(map(is_reading, self.running))
+        has_prompts = (self.waiting and self._free_rows) or any(request.is_reading for request in self.running)
         return min(self._prompt_budget, self.max_num_batched_tokens // 2) if has_prompts else 0
 
     def _num_drafts(self, request: Request, budget: int, num_free: int) -> int:

@@ -204,7 +204,7 @@ def _json_object(value: Mapping[str, Any] | str) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"speculative_config is {value!r:.80}, which is not JSON: {error}; "
                 'give an object such as {"method": "ngram", "num_speculative_tokens": 4}'

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagedjax.speculation.acceptance import Acceptance
-from pagedjax.speculation.regime import SAMPLE, Clock, Regime
+from pagedjax.speculation.regime import Clock, Regime
 from pagedjax.speculation.step_costs import StepCosts
+from pagedjax.speculation.trial import SAMPLE
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from pagedjax.speculation.config import SpeculativeConfig
 from pagedjax.speculation.suffix_tree import SuffixTreeProposer
 
 MAX_READ = 1024  # tokens of all requests that are read before one step, newly sampled ones apart: about 5 ms
+MAX_KEPT = 1024  # of outputs that ended and will serve others: about 2 ms
 
 
 class HostDrafts:
@@ -27,8 +28,9 @@ class HostDrafts:
         self._room = MAX_READ
 
     def begin_step(self) -> None:
-        """Allow for as much reading as a step may be held up by."""
+        """Allow for as much reading as a step may be held up by, and keep a part of what ended."""
         self._room = MAX_READ
+        self._tree.keep(MAX_KEPT)
 
     def find(self, request: Request, limit: int) -> int:
         """Propose for a request all of whose tokens are known; return how many drafts it can have, at most `limit`.
@@ -56,7 +58,7 @@ class HostDrafts:
             self._tree.extend(request.request_id, [token_id])
 
     def finish(self, request: Request) -> None:
-        """End a request; its output serves later ones."""
+        """End a request; its output will serve later ones."""
         num_read = self._num_read.pop(request.request_id, None)
         if num_read is not None:
             self._tree.finish(request.request_id, is_read=num_read == request.num_tokens)

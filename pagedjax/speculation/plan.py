@@ -114,7 +114,7 @@ class Speculation:
         self._controller.reset()
 
     def stats(self) -> dict[str, float]:
-        """Counters under their metric names; accepted tokens by position have it at the end."""
+        """Counters under their metric names, accepted tokens by position with it at the end; and their ratio."""
         by_position = {
             f"spec_decode_num_accepted_tokens_per_pos_{position}": count
             for position, count in enumerate(self._num_accepted)
@@ -123,6 +123,7 @@ class Speculation:
             "spec_decode_num_drafts": self._num_drafts,
             "spec_decode_num_draft_tokens": self._num_draft_tokens,
             "spec_decode_num_accepted_tokens": sum(self._num_accepted),
+            "spec_decode_draft_acceptance_rate": sum(self._num_accepted) / max(self._num_draft_tokens, 1),
             **by_position,
         }
 
@@ -176,8 +177,7 @@ class Speculation:
 
 def _is_decoding(request: Request) -> bool:
     """Whether the next step computes a request's newest token alone; beams are chosen among, and not drafted for."""
-    is_running = request.status is RequestStatus.RUNNING and not request.is_beam
-    return is_running and request.num_tokens_bound - request.num_computed_tokens == 1
+    return request.status is RequestStatus.RUNNING and not (request.is_beam or request.is_reading)
 
 
 def _decodes(item: ScheduledRequest) -> bool:

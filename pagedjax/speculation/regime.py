@@ -14,15 +14,13 @@ Steps are counted as they are dispatched, losses in plain steps. Knows no reques
 from dataclasses import dataclass
 
 from pagedjax.speculation.step_costs import MIN_MEASURED, StepCosts
+from pagedjax.speculation.trial import MAX_STEP_LOSS, SAMPLE, Trial
 
 ENTER, LEAVE = 1.05, 1.01  # times the tokens a second of plain decoding
-MAX_LOSS, MAX_STEP_LOSS = 12.0, 4.0  # a step that seems to have lost more was held up by something else
-MAX_TRY_LOSS = 1.5  # ends a try early; the least that a step of it has lost counts for each, so that no pause ends it
+MAX_LOSS = 12.0
 MAX_DEBT = 256.0  # as MAX_LOSS, of what pays later: reading prompts with a draft model
 BUDGET = 0.005
 PLAIN_STEPS, MAX_PLAIN_STEPS = 4, 256  # before the first try, for each request of a batch, and at most
-SAMPLE, SAMPLE_MEASURED = 4, 2  # requests that are drafted for first, and steps
-TRY_MEASURED, TRY_STEPS = 4, 12  # steps with drafts for all, and at most: host-made drafts wait for every second one
 DECIDE_EVERY = 4  # steps
 MIN_WAIT, MAX_DOUBLINGS = 64, 6  # steps between tries, and how often they double
 LASTING = 256  # steps after which speculation counts as having worked
@@ -43,27 +41,28 @@ class Regime:
     Attributes:
       costs: of its steps.
       is_on: whether it speculates, tries apart.
-      num_tried: requests that the next step drafts for in a try; 0 if there is none under way.
       lost: plain steps that speculation had lost when it, or a try, was given up.
     """
 
     def __init__(self, max_drafts: int, clock: Clock, *, batch_size: int) -> None:
         self.costs = StepCosts(max_drafts)
         self.is_on = False
-        self.num_tried = 0
         self.lost = 0.0
         self._clock = clock
         self._batch_size = batch_size
         self._next_decision = 0
         self._wanted_plain = min(PLAIN_STEPS * batch_size, MAX_PLAIN_STEPS)  # before the first try
-        self._last_tried = 0  # requests, in the try that ended just now
-        self._num_steps = self._num_measured = 0  # of the try
-        self._least_loss = MAX_STEP_LOSS  # of these steps
+        self._trial = Trial(0, batch_size=batch_size)  # the newest
         self._num_failures = 0
         self._lost = self._debt = 0.0  # of late, in drafting and before it
         self._switched = 0  # when
         self._plain_measured = 0  # when
         self._share_with_prompts = 0.0
+
+    @property
+    def num_tried(self) -> int:
+        """Requests that the next step drafts for in a try; 0 if there is none under way."""
+        return self._trial.num_requests if self._trial.is_under_way else 0
 
     def is_typical(self, has_prompts: bool) -> bool:
         """Whether such a step can belong to a try, and its time tells something."""
@@ -74,18 +73,19 @@ class Regime:
 
         `is_promising` says that speculation pays at another size.
         """
-        if self.num_tried and self._is_enough():
-            self.num_tried = 0
-        if self.num_tried or not self.costs.is_plain_known or self._clock.now < self._next_decision:
+        trial = self._trial
+        if trial.is_under_way and (trial.is_enough or self._debt > MAX_DEBT):
+            trial.is_under_way = False
+        if trial.is_under_way or not self.costs.is_plain_known or self._clock.now < self._next_decision:
             return False
         may_try = self._clock.now >= self._clock.next_try and (is_promising or self._wanted_plain <= 0)
-        return self.is_on or self._last_tried > 0 or (may_try and self.is_typical(has_prompts))
+        return self.is_on or not trial.is_judged or (may_try and self.is_typical(has_prompts))
 
     def decide(self, gain: float, *, is_promising: bool) -> bool:
         """Go on, expecting `gain` times plain tokens a second; return whether it switched, or gave up a try."""
-        was_on, has_ended = self.is_on, False
+        was_on, trial, has_ended = self.is_on, self._trial, False
         self._next_decision = self._clock.now + DECIDE_EVERY
-        pays = gain > ENTER and not self._has_lost_much
+        pays = gain > ENTER and not trial.has_lost_much
         if self.is_on:
             if gain < LEAVE or self._lost > MAX_LOSS or self._debt > MAX_DEBT:
                 self._give_up(has_failed=self._clock.now - self._switched < LASTING)
@@ -93,15 +93,15 @@ class Regime:
                 self.costs.plain.clear()
         elif pays and self.costs.max_known:
             self.is_on, self._lost, self._debt = True, 0.0, 0.0
-        elif not self._last_tried:
+        elif trial.is_judged:
             self._try(self._batch_size if is_promising else SAMPLE)
-        elif pays and self._last_tried < self._batch_size:
+        elif pays and not trial.is_for_all:
             self._try(self._batch_size)
         else:
             self._give_up(has_failed=True)
             has_ended = True
         if self.is_on != was_on:
-            self._switched, self._last_tried = self._clock.now, 0
+            self._switched, trial.is_judged = self._clock.now, True
         return self.is_on != was_on or has_ended
 
     def note_prompts(self, has_prompts: bool) -> None:
@@ -113,41 +113,30 @@ class Regime:
         self.costs.plain.add(seconds)
         self._plain_measured = self._clock.now
         self._wanted_plain -= 1
-        self._num_steps += 1
+        self._trial.note_step()
 
     def note_loss(self, seconds: float, extra_tokens: float, *, is_measured: bool) -> None:
         """Take note of a step that made or verified drafts, and gave each request so many tokens more than one."""
-        self._num_steps += 1
-        self._num_measured += is_measured
-        loss = self._lost + self._loss(seconds, extra_tokens)
-        self._lost = max(loss, 0.0)
+        loss = self._loss(seconds, extra_tokens)
+        self._trial.note_step()
         if is_measured:
-            self._least_loss = min(self._least_loss, self._loss(seconds, extra_tokens))
+            self._trial.note_loss(loss)
+        loss += self._lost
+        self._lost = max(loss, 0.0)
         self._debt = max(self._debt + min(loss, 0.0), 0.0)  # gains pay for it
 
     def note_reading(self, seconds: float, extra_tokens: float) -> None:
         """Take note of a step in which a draft model read what it had missed."""
         self._debt += max(self._loss(seconds, extra_tokens), 0.0)
 
-    def _is_enough(self) -> bool:
-        wanted = TRY_MEASURED if self.num_tried >= self._batch_size else SAMPLE_MEASURED
-        has_lost = self._has_lost_much or self._debt > MAX_DEBT
-        return has_lost or self._num_measured >= wanted or self._num_steps >= TRY_STEPS
-
-    @property
-    def _has_lost_much(self) -> bool:
-        return self._num_measured > 0 and self._num_measured * self._least_loss > MAX_TRY_LOSS
-
     def _try(self, num_requests: int) -> None:
         """Draft for so many requests; what the sample before has lost stays with what the whole try loses."""
-        self.num_tried = self._last_tried = num_requests
-        self._num_steps = self._num_measured = 0
-        self._least_loss = MAX_STEP_LOSS
+        self._trial = Trial(num_requests, batch_size=self._batch_size)
         self._debt, self._lost = self._debt + self._lost, 0.0
 
     def _give_up(self, *, has_failed: bool) -> None:
         """Wait, for so long that what was lost is BUDGET of the time."""
-        self.is_on, self._last_tried = False, 0
+        self.is_on, self._trial.is_judged = False, True
         self._num_failures = self._num_failures + 1 if has_failed else 0
         self.lost = self._lost + self._debt
         wait = round(self.lost / BUDGET)

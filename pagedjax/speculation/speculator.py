@@ -135,10 +135,10 @@ class Speculator:
     def pick(self, hidden: jax.Array, batch: Sequence[ScheduledRequest]) -> jax.Array:
         """Hidden states that the requests of `batch` sample after, sampling ones first: [R * (1 + K), D]."""
         index = np.zeros((self._buckets.max_num_seqs, self._width), np.int32)
-        ends = np.cumsum([item.num_scheduled_tokens for item in batch])
-        for target, item, end in zip(index, batch, ends, strict=False):
-            if item.samples:
-                target[:] = end - 1 - item.num_draft_tokens + np.minimum(np.arange(self._width), item.num_draft_tokens)
+        shares = [(item.num_scheduled_tokens, item.num_draft_tokens, item.samples) for item in batch]
+        num_tokens, num_drafts, samples = np.array(shares, np.int32).reshape(-1, 3).T[:, :, None]
+        newest = np.cumsum(num_tokens, axis=0) - 1 - num_drafts
+        index[: len(batch)] = np.where(samples, newest + np.minimum(np.arange(self._width), num_drafts), 0)
         return self._executables[_pick_name(hidden)](hidden, index.reshape(-1))
 
     def verify(
@@ -149,8 +149,9 @@ class Speculator:
         params = [item.request.sampling_params for item in sampling]
         batch = np.zeros((3, bucket_for(len(sampling), self._buckets.sample)), np.int32)
         batch[0] = self._buckets.max_num_seqs
-        for i, item in enumerate(sampling):
-            batch[:, i] = item.row, item.num_draft_tokens, params[i].structured_outputs is not None
+        batch[0, : len(sampling)] = [item.row for item in sampling]
+        batch[1, : len(sampling)] = [item.num_draft_tokens for item in sampling]
+        batch[2, : len(sampling)] = [one.structured_outputs is not None for one in params]
         state, wide, result = self._run_verify(leaves, state, wide, hidden, batch, self._variant(params))
         logprobs = None
         if any(one.logprobs is not None for one in params):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 CONTEXT = 3  # tokens that must agree before anything is proposed
 LONG_CONTEXT = 8  # longer ones are not told apart: what followed them counts together
 MAX_PLACES = 8  # of one context
-MAX_TOKENS = 1 << 18  # of outputs that are kept, of about 200 bytes each
+MAX_TOKENS = 1 << 18  # of outputs that are kept, of about 200 bytes each; as many wait at most
 END = -1  # of a text
 
 
@@ -31,6 +31,7 @@ class _Texts:
         self._earlier: list[int] = []  # place after the same context, -1 for none
         self._latest: dict[Hashable, int] = {}  # place after each context
         self.start = self.begin = self.end = 0
+        self._num_forgotten = 0  # tokens before `begin` that no context leads to any more
 
     def append(self, token_id: int, context: Hashable) -> None:
         """Add a token and remember that it follows `context`, None for one that is not to be found."""
@@ -42,7 +43,15 @@ class _Texts:
         self._earlier.append(earlier)
         self.end += 1
         if self._max_tokens is not None and self.end - self.begin > self._max_tokens:
-            self.drop_before(self.begin + 1)
+            self.begin += 1
+        if self._num_forgotten < self.begin:
+            self._forget(2)  # more than are added
+
+    def take_back(self) -> None:
+        """Remove the newest token, which no context leads to."""
+        for values in (self.token_ids, self._contexts, self._earlier):
+            values.pop()
+        self.end -= 1
 
     def context(self, place: int, key: Hashable) -> Hashable:
         """Return what `append` and `places` know the tokens before a place by, None where there are too few."""
@@ -59,17 +68,21 @@ class _Texts:
         return found
 
     def drop_before(self, begin: int) -> None:
-        """Forget the tokens before a place."""
-        while self.begin < begin:
-            context = self._contexts[self.begin - self.start]
-            if self._latest.get(context) == self.begin:
+        """Find the tokens before a place no longer. What they take is freed as others are added, a few at a time."""
+        self.begin = max(self.begin, begin)
+
+    def _forget(self, max_tokens: int) -> None:
+        for place in range(self._num_forgotten, min(self._num_forgotten + max_tokens, self.begin)):
+            context = self._contexts[place - self.start]
+            self._contexts[place - self.start] = None
+            if self._latest.get(context) == place:
                 del self._latest[context]
-            self.begin += 1
-        num_dropped = self.begin - self.start
+            self._num_forgotten = place + 1
+        num_dropped = self._num_forgotten - self.start
         if num_dropped > len(self.token_ids) // 2:  # seldom enough to cost little a token
             for values in (self.token_ids, self._contexts, self._earlier):
                 del values[:num_dropped]
-            self.start = self.begin
+            self.start = self._num_forgotten
 
 
 @dataclass
@@ -146,6 +159,16 @@ class _Reader:
         self.context = texts.context(texts.end, self.key)
 
 
+@dataclass
+class _Output:
+    """What a request leaves to others: the end of its `texts`, which is copied from `place` on."""
+
+    key: Hashable
+    texts: _Texts
+    place: int
+    is_begun: bool = False
+
+
 class SuffixTreeProposer:
     """Proposes what followed the longest context that occurred before, as far as it is likely enough.
 
@@ -165,6 +188,8 @@ class SuffixTreeProposer:
         self._min_token_prob = min_token_prob
         self._outputs = _Texts(MAX_TOKENS)
         self._begins: deque[int] = deque()  # of the outputs that are kept
+        self._waiting: deque[_Output] = deque()  # to be kept
+        self._num_waiting = 0  # tokens of these
         self._readers: dict[str, _Reader] = {}
 
     def start(self, request_id: str, num_prompt_tokens: int, key: Hashable) -> None:
@@ -197,19 +222,42 @@ class SuffixTreeProposer:
         return own if own_score >= shared_score else shared
 
     def finish(self, request_id: str, *, is_read: bool = True) -> None:
-        """End a request and keep its output for others, if all of it was read."""
+        """End a request; `keep` has its output serve others, if all of it was read."""
         reader = self._readers.pop(request_id)
         texts, first = reader.own.texts, reader.num_prompt_tokens
-        if not (self._max_outputs and is_read and texts.end > first):
-            return
-        self._begins.append(self._outputs.end)
-        if len(self._begins) > self._max_outputs:
-            self._begins.popleft()
-            self._outputs.drop_before(self._begins[0])
-        for place in range(max(0, first - CONTEXT), texts.end):
-            context = texts.context(place, reader.key) if place >= first else None  # the prompt is not proposed
-            self._outputs.append(texts.token_ids[place], context)
-        self._outputs.append(END, reader.context)
+        num_tokens = min(texts.end - first, MAX_TOKENS)
+        if self._max_outputs and is_read and 0 < num_tokens <= MAX_TOKENS - self._num_waiting:
+            self._waiting.append(_Output(reader.key, texts, texts.end - num_tokens))
+            self._num_waiting += num_tokens
+
+    def keep(self, max_tokens: int) -> None:
+        """Have the outputs of requests that ended serve others, so many tokens of them and no more at once."""
+        while self._waiting and max_tokens > 0:
+            output = self._waiting[0]
+            end = min(output.place + max_tokens, output.texts.end)
+            max_tokens -= end - output.place
+            self._num_waiting -= end - output.place
+            self._copy(output, end)
+            if end == output.texts.end:
+                self._waiting.popleft()
+
+    def _copy(self, output: _Output, end: int) -> None:
+        """Copy an output up to `end`. What is copied of it always has an END, which gives way to what follows."""
+        texts = output.texts
+        if output.is_begun:
+            self._outputs.take_back()
+        else:
+            output.is_begun = True
+            self._begins.append(self._outputs.end)
+            if len(self._begins) > self._max_outputs:
+                self._begins.popleft()
+                self._outputs.drop_before(self._begins[0])
+            for place in range(max(0, output.place - CONTEXT), output.place):
+                self._outputs.append(texts.token_ids[place], None)  # the prompt is not proposed
+        for place in range(output.place, end):
+            self._outputs.append(texts.token_ids[place], texts.context(place, output.key))
+        self._outputs.append(END, texts.context(end, output.key) if end == texts.end else None)
+        output.place = end
         while self._begins and self._begins[0] < self._outputs.begin:
             self._begins.popleft()  # it gave way for want of room, however many outputs may be kept
 

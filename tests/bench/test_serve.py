@@ -122,6 +122,23 @@ async def test_an_output_that_ends_early_is_reported(address, tmp_path):
     assert "3 outputs are shorter than asked for; --ignore-eos forbids that" in serve.lines_of(result, flags, load)
 
 
+async def test_answers_that_come_whole_have_no_time_a_token_and_the_report_says_what_helps(address, fake, monkeypatch):
+    """Against a server without a tokenizer it printed a TPOT of 0: only the last event had anything to tell."""
+    monkeypatch.setattr(fake.tokenizer, "decode", lambda *args, **options: "")
+    dataset, load = DatasetFlags(num_prompts=3, input_len="5", output_len="4"), LoadFlags()
+    result = await benchmark(server_flags(address), dataset, load)
+    assert (result["completed"], result["total_output_tokens"], result["num_at_once"]) == (3, 12, 3)
+    assert (result["mean_tpot_ms"], result["mean_itl_ms"]) == (None, None)
+    (line,) = [one for one in serve.lines_of(result, server_flags(address), load) if "came in one event" in one]
+    assert line.startswith("3 answers came in one event: their TTFT is that of the whole, TPOT and ITL cannot be")
+    flags = server_flags(address, extra_body={"return_token_ids": True})
+    assert "return_token_ids" in line
+    result = await benchmark(flags, dataset, load)
+    assert (result["total_output_tokens"], result["num_at_once"]) == (12, 0)
+    assert result["mean_tpot_ms"] > 0
+    assert not any("came in one event" in one for one in serve.lines_of(result, flags, load))
+
+
 async def test_the_command_prints_the_report_and_saves_it(address, capsys, tmp_path):
     results = ResultFlags(save_result=True, result_dir=str(tmp_path / "new"), metadata=("gpu=H200",))
     flags = server_flags(address, goodput=("ttft:10000",))

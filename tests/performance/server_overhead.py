@@ -9,6 +9,7 @@ token was on its way. Two cores: one for server and engine, one for the client.
 import argparse
 import asyncio
 import cProfile
+import gc
 import json
 import multiprocessing
 import pstats
@@ -24,7 +25,7 @@ from pagedjax.engine_view import EngineView
 from pagedjax.iteration_stats import Histogram
 from pagedjax.outputs import RequestMetrics
 from servers import ServerConfig, create_app
-from servers.run import SWITCH_INTERVAL
+from servers.run import BACKLOG, SWITCH_INTERVAL
 
 TIME = re.compile(rb"(\d+\.\d{6})")
 
@@ -129,7 +130,7 @@ async def served(step_seconds: float, num_streams: int, num_tokens: int) -> tupl
     engine = AsyncEngine(paced)
     runner = web.AppRunner(create_app(engine, ServerConfig()), handler_cancellation=True, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=BACKLOG).start()
     port = runner.addresses[0][1]
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -146,6 +147,7 @@ async def served(step_seconds: float, num_streams: int, num_tokens: int) -> tupl
 
 
 def run_clients(connection, port: int, num_streams: int, num_tokens: int) -> None:
+    freeze()
     connection.send(asyncio.run(clients(port, num_streams, num_tokens)))
 
 
@@ -153,12 +155,14 @@ async def clients(port: int, num_streams: int, num_tokens: int) -> dict:
     body = json.dumps({"prompt": "x", "max_tokens": num_tokens, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    delays: list[float] = []
+    delays: list[tuple[float, float]] = []  # when a token was made, and how long it was on its way
+    begins: list[float] = []  # when each stream's first token was made
     counts = {"tokens": 0, "chunks": 0}
 
     class Stream(asyncio.Protocol):
         def __init__(self):
             self.over = asyncio.get_running_loop().create_future()
+            self.has_begun = False
 
         def connection_made(self, transport):
             transport.write(request)
@@ -168,7 +172,11 @@ async def clients(port: int, num_streams: int, num_tokens: int) -> dict:
             times = TIME.findall(data)
             counts["tokens"] += len(times)
             counts["chunks"] += data.count(b"data: {")
-            delays.extend(now - float(one) for one in times)
+            made = [float(one) for one in times]
+            if made and not self.has_begun:
+                self.has_begun = True
+                begins.append(made[0])
+            delays.extend((one, now - one) for one in made)
 
         def connection_lost(self, error):
             self.over.set_result(None)
@@ -176,8 +184,21 @@ async def clients(port: int, num_streams: int, num_tokens: int) -> dict:
     loop = asyncio.get_running_loop()
     streams = [(await loop.create_connection(Stream, "127.0.0.1", port))[1] for _ in range(num_streams)]
     await asyncio.gather(*(stream.over for stream in streams))
-    delays.sort()
-    return counts | {f"p{p}": 1000 * delays[min(len(delays) - 1, len(delays) * p // 100)] for p in (50, 90, 99)}
+    of_all = percentiles([delay for _, delay in delays])
+    later = percentiles([delay for made, delay in delays if made > max(begins)])
+    return counts | {"delays": of_all, "delays once all have begun": later, "begin": max(begins) - min(begins)}
+
+
+def freeze() -> None:
+    """Keep the garbage collector from what was imported, as the server does when it starts."""
+    gc.collect()
+    gc.freeze()
+
+
+def percentiles(seconds: list[float]) -> dict[int, float]:
+    """Return percentiles in milliseconds."""
+    ordered = sorted(seconds)
+    return {p: 1000 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)] for p in (50, 90, 99)}
 
 
 def main() -> None:
@@ -189,6 +210,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="profile the event loop")
     flags = parser.parse_args()
     sys.setswitchinterval(flags.switch_interval)
+    freeze()
     load = (flags.step_ms / 1000, flags.streams, flags.tokens)
     without = asyncio.run(alone(*load))
     profile = cProfile.Profile()
@@ -201,8 +223,10 @@ def main() -> None:
     print(f"{flags.streams} streams, a step of {flags.step_ms:g} ms, {flags.tokens} tokens each")
     print(f"ideal {flags.streams / flags.step_ms * 1000:,.0f} tokens/s; without HTTP {without:,.0f}; "
           f"with HTTP {with_http:,.0f}, {100 * with_http / without:.1f} %")  # fmt: skip
-    print(f"added latency a token: p50 {seen['p50']:.1f}, p90 {seen['p90']:.1f}, p99 {seen['p99']:.1f} ms; "
-          f"{seen['tokens']} tokens in {seen['chunks']} chunks")  # fmt: skip
+    for which in ("delays", "delays once all have begun"):
+        values = ", ".join(f"p{p} {one:.1f}" for p, one in seen[which].items())
+        print(f"added latency a token, {which}: {values} ms")
+    print(f"streams begin within {1000 * seen['begin']:.0f} ms; {seen['tokens']} tokens in {seen['chunks']} chunks")
     budget = 1000 * flags.step_ms / flags.streams
     print(f"server and engine take {seen['cpu']:.1f} us of CPU a token; one core has {budget:.1f} us at this pace")
 

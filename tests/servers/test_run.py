@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import ssl
 import subprocess
 
@@ -58,6 +59,19 @@ async def test_a_signal_tells_the_streams_under_way_when_their_time_is_over():
         text = await answer.text()
     assert '"error"' in text
     assert text.endswith("data: [DONE]\n\n")
+    assert await asyncio.wait_for(server, 10) == 0
+
+
+async def test_clients_that_come_all_at_once_are_connected_at_once():
+    """Of 256 streams that began together, those past 128 began a second later, when their clients tried again."""
+    server, address = await started(FakeEngine())
+    async with aiohttp.ClientSession() as session, session.get(f"{address}/health"):
+        pass
+    where = ("127.0.0.1", int(address.rpartition(":")[2]))
+    clients = [socket.create_connection(where, timeout=0.9) for _ in range(300)]  # the loop accepts none meanwhile
+    for client in clients:
+        client.close()
+    os.kill(os.getpid(), signal.SIGINT)
     assert await asyncio.wait_for(server, 10) == 0
 
 

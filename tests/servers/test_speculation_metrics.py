@@ -27,6 +27,7 @@ def test_drafts_and_accepted_tokens_have_their_names():
     text = scrape(
         Engine(
             spec_decode_num_drafts=4, spec_decode_num_draft_tokens=12, spec_decode_num_accepted_tokens=7,
+            spec_decode_draft_acceptance_rate=7 / 12,
             spec_decode_num_accepted_tokens_per_pos_0=4, spec_decode_num_accepted_tokens_per_pos_1=3,
         )
     )  # fmt: skip
@@ -35,6 +36,7 @@ def test_drafts_and_accepted_tokens_have_their_names():
         f"vllm:spec_decode_num_drafts_total{{{labels}}} 4.0",
         f"vllm:spec_decode_num_draft_tokens_total{{{labels}}} 12.0",
         f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}} 7.0",
+        f"vllm:spec_decode_draft_acceptance_rate{{{labels}}} {7 / 12}",
         f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="0"}} 4.0',
         f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="1"}} 3.0',
     ):

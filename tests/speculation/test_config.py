@@ -155,6 +155,7 @@ def test_a_bad_value_of_suffix_decoding_does_too(given, message):
     [
         ("ngram", "speculative_config is 'ngram', which is not JSON: "),
         ("{", "which is not JSON"),
+        ("[" * 100_000, "which is not JSON: maximum recursion depth exceeded"),
         ("[1]", "speculative_config is [1]; it must be an object such as"),
         ("4", "speculative_config is 4; it must be an object such as"),
         ("null", "speculative_config is None; it must be an object"),

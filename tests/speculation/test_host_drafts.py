@@ -80,6 +80,22 @@ def test_requests_that_begin_share_what_a_step_may_read(reads):
     assert all(one.num_drafts == LIMIT for one in several)
 
 
+def test_a_long_output_that_ended_is_kept_over_many_steps(monkeypatch):
+    monkeypatch.setattr(host_drafts, "MAX_KEPT", 16)
+    drafts, request = make_drafts(), make_request("a", [1, 2, 3], max_tokens=200)
+    drafts.begin_step()
+    drafts.find(request, LIMIT)
+    for token_id in range(100):
+        request.append(token_id)
+        drafts.extend(request, token_id)
+    drafts.finish(request)
+    ends = []
+    for _ in range(8):
+        drafts.begin_step()
+        ends.append(drafts._tree._outputs.end)
+    assert ends == [20, 36, 52, 68, 84, 100, 104, 104], "three tokens of the prompt before it, and a mark at its end"
+
+
 def test_an_output_that_was_not_read_to_its_end_serves_nobody(reads, monkeypatch):
     drafts, one = make_drafts(), Follower("a", num_rounds=6)
     while len(one.request.output_token_ids) < 5:
@@ -87,5 +103,6 @@ def test_an_output_that_was_not_read_to_its_end_serves_nobody(reads, monkeypatch
         one.step(drafts)
         monkeypatch.setattr(host_drafts, "MAX_READ", 1)
     drafts.finish(one.request)
+    drafts.begin_step()
     assert drafts._tree._outputs.end == 0
     assert drafts._tree._readers == {}

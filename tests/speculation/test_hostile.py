@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from pagedjax import SamplingParams
+from pagedjax import InvalidRequestError, SamplingParams
 from tests.fakes import continuation, fake_engine, run_all
 from tests.kept_executables import few_buckets
 from tests.speculation.every_kind import comparable, requests_of_every_kind
@@ -144,3 +144,46 @@ def test_random_drafting_of_requests_of_every_kind_changes_nothing_that_a_client
         engine.check_integrity()
     for request_id, prompt, params in requests:
         assert comparable(outs[request_id]) == comparable(expected[request_id]), (prompt, params)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(5))
+def test_deadlines_aborts_and_pinned_prefixes_in_mid_draft_leave_the_others_alone(engine, plain, seed):
+    rng, requests = random.Random(seed), requests_of_every_kind(100 + seed, 30)
+    expected = run_all(plain, requests)
+    choose_at_random(engine, rng)
+    outs, waiting, pinned, num_whole = {}, list(requests), [], 0
+    while waiting or engine.has_unfinished_requests():
+        added = requests[: len(requests) - len(waiting)]
+        if waiting and rng.random() < 0.5:
+            timeout = rng.choice([None, None, 0.02, 0.2])
+            engine.add_request(*waiting.pop(0), timeout=timeout, client=(rng.choice("ab"), ""), cache_salt="salt")
+        if added and rng.random() < 0.05:
+            engine.abort(rng.choice(added)[0])
+        if added and rng.random() < 0.05:
+            pinned += pin_if_cached(engine, rng.choice(added)[1])
+        if pinned and rng.random() < 0.1:
+            engine.unpin_prefix(pinned.pop(), cache_salt="salt")
+        outs |= {output.request_id: output for output in engine.step() if output.finished}
+        engine.check_integrity()
+    while pinned:
+        engine.unpin_prefix(pinned.pop(), cache_salt="salt")
+    for request_id, prompt, params in requests:
+        out, right = outs[request_id], expected[request_id]
+        if all(one.finish_reason not in ("abort", "timeout") for one in out.outputs):
+            assert comparable(out) == comparable(right), (prompt, params)
+            num_whole += 1
+        elif not params.use_beam_search:
+            for one, other in zip(out.outputs, right.outputs, strict=True):
+                assert one.token_ids == other.token_ids[: len(one.token_ids)]
+    assert 5 < num_whole < 30
+    assert engine.stats()["num_blocks_used"] == 0
+
+
+def pin_if_cached(engine, prompt):
+    """Return the prompts that this has pinned."""
+    try:
+        engine.pin_prefix(prompt, cache_salt="salt")
+    except InvalidRequestError:  # it is too short, not computed yet, or would leave too little room
+        return []
+    return [prompt]

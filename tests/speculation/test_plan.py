@@ -10,18 +10,18 @@ from tests.scheduling.fake_device import Driver
 NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=2, is_adaptive=False)
 
 
-def step(speculation, driver):
-    """One step in which every draft is right; return its output."""
+def step(speculation, driver, *, num_right=2):
+    """One step in which so many drafts of each request are right, if it has any; return its output."""
     speculation.plan(driver.scheduler.running, has_prompts=driver.scheduler.expects_prompts)
     output = driver.scheduler.schedule()
     speculation.note_dispatch(output)
     verified = [
-        VerifiedDrafts(item.request.request_id, (1,) * item.num_draft_tokens, item.num_draft_tokens)
+        VerifiedDrafts(item.request.request_id, (1,) * item.num_draft_tokens, min(num_right, item.num_draft_tokens))
         for item in output.scheduled
         if item.num_draft_tokens
     ]
     speculation.note_result(output, verified, 0.01)
-    sampled = {item.request.request_id: [1] * (1 + item.num_draft_tokens) for item in output.scheduled}
+    sampled = {item.request.request_id: [1] * (1 + min(num_right, item.num_draft_tokens)) for item in output.scheduled}
     driver.scheduler.update(output, sampled)
     return output
 
@@ -55,3 +55,13 @@ def test_a_trace_begins_anew_after_it_was_cleared(monkeypatch):
     for _ in range(10):
         step(speculation, driver)
     assert len(speculation.trace()) == 10
+
+
+def test_the_share_of_drafts_that_were_accepted_is_a_statistic_of_its_own():
+    speculation, driver = Speculation(NGRAM, lambda request: 0, max_num_read=64), Driver()
+    assert speculation.stats()["spec_decode_draft_acceptance_rate"] == 0
+    driver.add("a", [1], max_tokens=100)
+    step(speculation, driver)
+    for num_right in (2, 1):
+        step(speculation, driver, num_right=num_right)
+    assert speculation.stats()["spec_decode_draft_acceptance_rate"] == 0.75
