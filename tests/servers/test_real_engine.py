@@ -27,7 +27,8 @@ def answers():
 
 
 async def ask_everything():
-    llm_engine = fake_engine()
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    llm_engine = fake_engine(speculative_config=drafts, swap_space=0.01)  # so that there is every metric
     control = Control(llm_engine)
     engine = AsyncEngine(llm_engine)
     async with TestClient(TestServer(create_app(engine, ServerConfig()))) as http:
