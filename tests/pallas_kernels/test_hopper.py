@@ -100,3 +100,11 @@ def test_fused_ops_lower_for_cuda():
 def test_the_product_lowers_for_cuda_with_every_tile(rows, columns):
     tile = tile_for(rows, 256, columns)
     assert count_kernels(lambda x, w: mosaic_matmul(x, w, tile=tile), array((rows, 256)), array((256, columns))) == 1
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_the_product_lowers_for_cuda_with_64_bit_types_on():
+    """The index of a loop was of another type than what it was divided by."""
+    with jax.enable_x64(True):
+        x, w = array((64, 256)), array((256, 64))
+        assert count_kernels(lambda x, w: mosaic_matmul(x, w, tile=tile_for(64, 256, 64)), x, w) == 1
