@@ -80,8 +80,9 @@ def test_a_stream_that_the_garbage_collector_finds_during_a_step_is_ended(llm, e
     step = engine.step
 
     def step_with_collection():
-        del held[:]
-        gc.collect()
+        if held:
+            del held[:]
+            gc.collect()
         return step()
 
     monkeypatch.setattr(engine, "step", step_with_collection)

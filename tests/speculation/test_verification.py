@@ -100,8 +100,8 @@ def test_variants_agree_on_filtered_rows():
 
 @pytest.mark.parametrize("chance_of_draft", [None, 0.25])
 def test_the_standard_rule_keeps_the_distribution_in_a_step(chance_of_draft):
-    """20,000 rows, a draft that is likely or not and was looked up or drawn; chi-square of the first token."""
-    num_rows, p = 20_000, np.array([0.5, 0.3, 0.15, 0.05])
+    """8,000 rows, a draft that is likely or not and was looked up or drawn; chi-square of the first token."""
+    num_rows, p = 8_000, np.array([0.5, 0.3, 0.15, 0.05])
     logits = np.full((1, 1 + K, VOCAB_SIZE), -np.inf, np.float32)
     logits[:, :, :4] = np.log(p)
     logits = np.broadcast_to(logits, (num_rows, 1 + K, VOCAB_SIZE))
