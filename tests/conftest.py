@@ -43,6 +43,9 @@ for name, value in {
     "JAX_COMPILATION_CACHE_DIR": str(CACHE_HOME / "pagedjax-tests" / _processor() / WORKER),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     "XLA_FLAGS": "" if WORKER in ("", "gw0") else COMPILING_QUICKLY,  # the first compiles as users do
+    # The interpreter of kernels runs each warpgroup in a thread, which may hold one of XLA's pool while it waits for
+    # another, whose operations need one too. As many as there are cores, two perhaps, are too few: they wait for ever.
+    "PJRT_NPROC": "8",
     "HF_HUB_OFFLINE": "1",  # no test reaches a network
     "TOKENIZERS_PARALLELISM": "false",
 }.items():
