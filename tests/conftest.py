@@ -30,6 +30,11 @@ CACHE_HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 SHARES_MODEL = ("tests/test_smollm2.py", "tests/servers/test_demo_model.py", "tests/servers/test_structured_demo.py")
 THE_MODEL = "the embedded model"
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # each its own: a reader may find another's entry half written
+# Tests compile more than they compute: XLA's older emitters of loops take half the time of those through MLIR, and what
+# is not split for several threads takes less of them.
+COMPILING_QUICKLY = (
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters --xla_cpu_parallel_codegen_split_count=1"
+)
 
 for name, value in {
     "JAX_PLATFORMS": "cpu",
@@ -37,9 +42,10 @@ for name, value in {
     "JAX_NUMPY_RANK_PROMOTION": "raise",
     "JAX_COMPILATION_CACHE_DIR": str(CACHE_HOME / "pagedjax-tests" / _processor() / WORKER),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-    # Tests compile more than they compute: XLA's older emitters of loops take half the time of those through MLIR. The
-    # first worker, which has the embedded model, compiles as users do.
-    "XLA_FLAGS": "" if WORKER in ("", "gw0") else "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+    "XLA_FLAGS": "" if WORKER in ("", "gw0") else COMPILING_QUICKLY,  # the first compiles as users do
+    # The interpreter of kernels runs each warpgroup in a thread, which may hold one of XLA's pool while it waits for
+    # another, whose operations need one too. As many as there are cores, two perhaps, are too few: they wait for ever.
+    "PJRT_NPROC": "8",
     "HF_HUB_OFFLINE": "1",  # no test reaches a network
     "TOKENIZERS_PARALLELISM": "false",
 }.items():

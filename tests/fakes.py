@@ -101,8 +101,8 @@ def byte_tokenizer():
     return Tokenizer(hf)
 
 
-def fake_engine(*, poison=None, draft_errs_every=None, **options):
-    """An engine over the fake model: small buckets, so that it is ready within seconds.
+def fake_engine(*, poison=None, draft_errs_every=None, is_ahead=False, **options):
+    """An engine over the fake model: small buckets, so that it is ready within seconds; see `sharing_executables`.
 
     A draft model, where the options ask for one, is the same model, save for its errors.
     """
@@ -115,7 +115,7 @@ def fake_engine(*, poison=None, draft_errs_every=None, **options):
     draft = None
     if config.speculation is not None and config.speculation.method == "draft_model":
         draft = LoadedModel(FAKE_CONFIG, FakeModel(errs_every=draft_errs_every))
-    with sharing_executables(is_optimised=False):  # the fake model's sums are whole numbers
+    with sharing_executables(is_optimised=False, is_ahead=is_ahead):  # the fake model's sums are whole numbers
         return LLMEngine(config, loaded=loaded, tokenizer=byte_tokenizer(), draft=draft)
 
 

@@ -1,5 +1,6 @@
 """What `import pagedjax` promises: its names, and that it starts nothing and changes nothing."""
 
+import json
 import subprocess
 import sys
 
@@ -43,39 +44,39 @@ def test_importing_the_package_imports_neither_jax_nor_other_heavy_packages():
     assert python(f"import sys, pagedjax; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
-def test_importing_every_public_name_starts_no_backend_and_changes_no_config():
+@pytest.fixture(scope="module")
+def imported():
+    """What an interpreter says that imports every name, and lacks what the GPU image lacks."""
     code = """
-import jax
-before = dict(jax.config.values)
-from pagedjax import *
-from jax._src import xla_bridge
-changed = {k for k, v in jax.config.values.items() if before.get(k) != v}
-print(xla_bridge.backends_are_initialized(), sorted(changed))
-"""
-    assert python(code) == "False []"
-
-
-def test_importing_names_says_nothing_and_leaves_the_environment_alone():
-    """transformers told library users that it missed PyTorch."""
-    code = """
-import os
-before = dict(os.environ)
-from pagedjax import LLM, LLMEngine, AsyncEngine
-import pagedjax.loading.orbax
-os.environ.pop("TPU_LIBRARY_PATH", None)
-print({k for k in os.environ if os.environ[k] != before.get(k)} & {"TRANSFORMERS_NO_ADVISORY_WARNINGS"})
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (ran.stdout.strip(), ran.stderr) == ("set()", "")
-
-
-def test_optional_packages_are_not_needed_to_import_the_public_names():
-    """The GPU image lacks these."""
-    code = """
-import sys
+import json, os, sys
 for name in ("pydantic", "gguf", "openai", "torch", "llguidance", "xgrammar", "ray", "matplotlib"):
     sys.modules[name] = None
+import jax
+config, environment = dict(jax.config.values), dict(os.environ)
 from pagedjax import *
-print(LLM.__name__)
+import pagedjax.loading.orbax
+from jax._src import xla_bridge
+print(json.dumps({
+    "name": LLM.__name__,
+    "has backends": xla_bridge.backends_are_initialized(),
+    "options": [k for k, v in jax.config.values.items() if config.get(k) != v],
+    "variables": [k for k in os.environ if os.environ[k] != environment.get(k)],
+}))
 """
-    assert python(code) == "LLM"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout) | {"stderr": ran.stderr}
+
+
+def test_importing_every_public_name_starts_no_backend_and_changes_no_config(imported):
+    assert (imported["has backends"], imported["options"]) == (False, [])
+
+
+def test_importing_names_says_nothing_and_leaves_the_environment_alone(imported):
+    """transformers told library users that it missed PyTorch."""
+    assert imported["stderr"] == ""
+    assert "TRANSFORMERS_NO_ADVISORY_WARNINGS" not in imported["variables"]
+
+
+def test_optional_packages_are_not_needed_to_import_the_public_names(imported):
+    assert imported["name"] == "LLM"

@@ -87,6 +87,7 @@ def _kernel(
 
         @pl.loop(0, num_steps)
         def fetch(i):
+            i = jnp.int32(i)  # 64 bits wide where JAX's integers are
             slot, inner = lax.rem(i, stages), pl.ds(i * tile.depth, tile.depth)
 
             @pl.when(i >= stages)
@@ -99,7 +100,7 @@ def _kernel(
 
         @pl.loop(max(num_steps - tile.stages, 0), num_steps)
         def drain(i):  # who waits on a barrier must see all its completions
-            plgpu.barrier_wait(free.at[lax.rem(i, stages)])
+            plgpu.barrier_wait(free.at[lax.rem(jnp.int32(i), stages)])
 
     @pl.when(warpgroup < groups)
     def compute():
@@ -109,6 +110,7 @@ def _kernel(
         def multiply(total):
             @pl.loop(0, num_steps)
             def step(i):
+                i = jnp.int32(i)
                 slot = lax.rem(i, stages)
                 plgpu.barrier_wait(loaded.at[slot])
                 plgpu.wgmma(total, x_smem.at[slot, own], w_smem.at[slot])

@@ -9,6 +9,8 @@ import pytest
 
 from pagedjax.execution.logprobs import top_logprobs
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 run = partial(jax.jit, static_argnames="num")(top_logprobs)
 
 

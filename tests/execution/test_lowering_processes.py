@@ -17,6 +17,8 @@ from tests.fakes import FAKE_CONFIG, FakeModel
 from tests.kept_executables import few_buckets
 from tests.loading.tiny_checkpoints import write_config
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 OPTIONS = {"load_format": "dummy", "max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
 APART = {"forward 16 tokens", "sample 4 full", "write rows 8"}
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=6, ignore_eos=True, logprobs=1)

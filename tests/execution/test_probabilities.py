@@ -11,6 +11,8 @@ from pagedjax.execution.probabilities import probabilities
 from tests.execution import naive_sampler
 from tests.execution.naive_sampler import Row, draw, pack
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 VOCAB_SIZE, NUM_ROWS = 150, 32  # more than the candidates
 GENERATOR = np.random.default_rng(0)
 run = partial(jax.jit)(probabilities)

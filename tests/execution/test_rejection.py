@@ -7,7 +7,7 @@ after the last draft all take part, each conditioned on what came before it.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -49,6 +49,7 @@ ROW_NAMES = ["plain", "cold", "hot", "top_k", "top_p", "all filters"]
 SEEDS = np.stack([np.arange(NUM_SEQUENCES), np.full(NUM_SEQUENCES, 7)], axis=1).astype(np.uint32)
 
 
+@cache
 def sampling_noise() -> np.ndarray:
     """[B, positions, V] as the sampler draws with."""
     num_positions = LENGTH + NUM_DRAFTS + 1
@@ -58,7 +59,6 @@ def sampling_noise() -> np.ndarray:
     return np.asarray(noise).reshape(NUM_SEQUENCES, num_positions, VOCAB_SIZE)
 
 
-NOISE = sampling_noise()
 _probabilities, _verify, _count_accepted = (jax.jit(f) for f in (probabilities, verify_standard, count_accepted))
 _sample = partial(jax.jit, static_argnames="variant")(sample)
 
@@ -144,8 +144,8 @@ def generate(rule: Callable, draft: np.ndarray, row: Row) -> tuple[np.ndarray, f
         positions = np.minimum(lengths, LENGTH - 1)  # of finished rows, whose tokens are dropped, any
         contexts = [np.where(lengths > 0, tokens[index, lengths - 1], 0).astype(np.int32)]
         for i in range(NUM_DRAFTS):
-            contexts.append(draw(drafted_from, contexts[-1], NOISE, positions + i))
-        batch = Batch(p, q, np.stack(contexts, axis=1), SEEDS, positions, NOISE)
+            contexts.append(draw(drafted_from, contexts[-1], sampling_noise(), positions + i))
+        batch = Batch(p, q, np.stack(contexts, axis=1), SEEDS, positions, sampling_noise())
         new, accepted = (np.asarray(values) for values in rule(batch))
         for i in range(NUM_DRAFTS + 1):
             rows = index[is_open & (i <= accepted)]
@@ -184,7 +184,9 @@ def test_the_draws_of_these_tests_are_those_of_the_sampler(row):
     rows = replace(rows_of(row, num_rows), seeds=jnp.asarray(SEEDS[:num_rows]))
     for table in (TARGET, DRAFTS["like the target"]):
         expected, _ = _sample(jnp.asarray(table[contexts]), jnp.asarray(positions), rows, variant="full")
-        np.testing.assert_array_equal(draw(filtered(table, row), contexts, NOISE[:num_rows], positions), expected)
+        np.testing.assert_array_equal(
+            draw(filtered(table, row), contexts, sampling_noise()[:num_rows], positions), expected
+        )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=ROW_NAMES)

@@ -10,6 +10,8 @@ import pytest
 from pagedjax.execution.cut import cut_after, is_kept
 from pagedjax.execution.ranking import first_token, first_tokens
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 first = jax.jit(first_token)
 firsts = partial(jax.jit, static_argnums=1)(first_tokens)
 

@@ -16,14 +16,17 @@ def normal(seed: int, *shape: int, dtype=jnp.bfloat16) -> jax.Array:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "depth", "width", "cut"),
+    ("num_rows", "depth", "width", "cut", "dtype", "act"),
     [
-        (40, 128, 256, Cut(num_programs=1)),  # a ring that is never full in a tile; the last rows are not there
-        (300, 320, 128, Cut(num_programs=2)),  # several tiles a program, the ring goes on from one to the next
-        (200, 192, 128, Cut(num_programs=2, cluster=2)),  # columns shared by two programs
+        # a ring that is never full in a tile; the last rows are not there
+        (40, 128, 256, Cut(num_programs=1), jnp.bfloat16, "silu"),
+        # several tiles a program, the ring goes on from one to the next
+        (300, 320, 128, Cut(num_programs=2), jnp.bfloat16, "silu"),
+        # columns shared by two programs
+        (200, 192, 128, Cut(num_programs=2, cluster=2), jnp.bfloat16, "silu"),
+        (200, 192, 128, Cut(num_programs=2, cluster=2), jnp.float16, "gelu_pytorch_tanh"),
     ],
 )
-@pytest.mark.parametrize(("dtype", "act"), [(jnp.bfloat16, "silu"), (jnp.float16, "gelu_pytorch_tanh")])
 def test_the_gated_product_is_that_of_float32_rounded_once(capfd, num_rows, depth, width, cut, dtype, act):
     x, w = normal(0, num_rows, depth, dtype=dtype), normal(1, depth, 2 * width, dtype=dtype) / 8
     y = mosaic_gated_matmul(x, w, act=act, cut=cut)

@@ -9,6 +9,7 @@ import pytest
 from pallas_kernels import hopper
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.gated_matmul.mosaic_gpu import mosaic_gated_matmul
+from pallas_kernels.gated_matmul.tuning import Cut
 from pallas_kernels.matmul.mosaic_gpu import mosaic_matmul
 from pallas_kernels.matmul.tuning import COSTS, tile_for
 from pallas_kernels.paged_attention import default_backend, paged_attention
@@ -109,3 +110,19 @@ def test_the_product_lowers_for_cuda_with_every_tile(rows, columns):
 def test_the_gated_product_lowers_for_cuda(num_rows, act):
     arguments = array((num_rows, 256)), array((256, 1024))
     assert count_kernels(lambda x, w: mosaic_gated_matmul(x, w, act=act), *arguments) == 1
+
+
+@pytest.mark.usefixtures("_compiled")
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, w: mosaic_matmul(x, w, tile=tile_for(64, 256, 256)),
+        lambda x, w: mosaic_gated_matmul(x, w, act="silu", cut=Cut(num_programs=2)),
+        lambda x, w: mosaic_gated_matmul(x, w, act="silu", cut=Cut(num_programs=2, cluster=2)),
+    ],
+    ids=["plain", "gated", "in clusters"],
+)
+def test_products_lower_for_cuda_with_64_bit_types_on(product):
+    """The index of a loop was of another type than what it was divided by."""
+    with jax.enable_x64(True):
+        assert count_kernels(product, array((64, 256)), array((256, 256))) == 1

@@ -9,21 +9,29 @@ from pallas_kernels.matmul import default_backend, matmul
 from pallas_kernels.matmul.mosaic_gpu import mosaic_matmul, unsupported
 from pallas_kernels.matmul.tuning import COSTS, Tile, tile_for
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 def normal(seed: int, *shape: int, dtype=jnp.bfloat16) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape, dtype)
 
 
+FEW_ROWS = (40, 192, 64, Tile(64, 64, 64, stages=8))  # a ring that is never full
+WIDE = (128, 320, 192, Tile(64, 192, 64, stages=2))
+CUT = (192, 256, 128, Tile(128, 64, 128, stages=2))  # the last tile has rows that there are not
+
+
 @pytest.mark.parametrize(
-    ("num_rows", "depth", "width", "tile"),
+    ("num_rows", "depth", "width", "tile", "dtype"),
     [
-        (40, 192, 64, Tile(64, 64, 64, stages=8)),  # a ring that is never full
-        (1, 256, 64, Tile(64, 64, 128, stages=2)),
-        (128, 320, 192, Tile(64, 192, 64, stages=2)),
-        (192, 256, 128, Tile(128, 64, 128, stages=2)),  # the last tile has rows that there are not
+        (*FEW_ROWS, jnp.bfloat16),
+        (*WIDE, jnp.bfloat16),
+        (*CUT, jnp.bfloat16),
+        (*CUT, jnp.float16),
+        pytest.param(*FEW_ROWS, jnp.float16, marks=pytest.mark.fuzz),
+        pytest.param(*WIDE, jnp.float16, marks=pytest.mark.fuzz),
     ],
 )
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_the_product_is_that_of_float32_rounded_once(capfd, num_rows, depth, width, tile, dtype):
     x, w = normal(0, num_rows, depth, dtype=dtype), normal(1, depth, width, dtype=dtype)
     y = mosaic_matmul(x, w, tile=tile)

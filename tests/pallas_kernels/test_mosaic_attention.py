@@ -43,7 +43,7 @@ def _few_workers(monkeypatch):
         (DECODE, (9, 3), 64, 16, jnp.bfloat16, {}),
         (DECODE, (7, 1), 128, 16, jnp.bfloat16, {}),
         (SHARED, (4, 2), 64, 32, jnp.float16, {"window": 30, "soft_cap": 1.5, "sinks": True}),
-        (VERIFYING, (4, 2), 64, 16, jnp.bfloat16, {"window": 100}),
+        (VERIFYING, (2, 1), 64, 16, jnp.bfloat16, {"window": 100}),
         ([(1, 130), (70, 90), (1, 5)], (2, 1), 256, 16, jnp.bfloat16, {"window": 80}),
         (MIXED, (4, 1), 128, 16, jnp.bfloat16, {"soft_cap": 2.0}),
         (MIXED, (3, 1), 64, 64, jnp.bfloat16, {"window": 60, "sinks": True}),

@@ -60,7 +60,7 @@ def seen():
 
 async def attack():
     with few_buckets():
-        engine = AsyncEngine(fake_engine(max_num_seqs=8, max_num_batched_tokens=64))
+        engine = AsyncEngine(fake_engine(max_num_seqs=8, max_num_batched_tokens=64, is_ahead=True))
     try:
         async with TestClient(TestServer(create_app(engine, ServerConfig()))) as http:
             done = asyncio.Event()

@@ -54,7 +54,7 @@ def make_engine(method=None):
     speculative = None if method is None else METHODS[method] | FIXED
     config = EngineConfig(**OPTIONS, speculative_config=speculative)
     draft = model() if method == "draft_model" else None
-    with sharing_executables(), few_buckets():
+    with sharing_executables(is_optimised=False), few_buckets():
         return LLMEngine(config, loaded=model(), tokenizer=byte_tokenizer(), draft=draft)
 
 
