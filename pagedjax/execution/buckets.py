@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 ROW_WRITER_BUCKETS = (1, 8, 64)
 SAMPLE_BUCKETS = {"cpu": (1, 16), "gpu": (8, 64)}  # and max_num_seqs
-# Sizes below a limit, which is always a bucket too; above the last they double. A CPU compiles slowly, and reads the
-# weights once however few rows there are. On a GPU a step of up to 256 tokens takes as long as reading the weights;
-# above, its time follows its tokens, padding included.
-DECODE_SIZES = {"cpu": (1, 4, 16, 64, 256, 1024), "gpu": (1, 8, 16, 32, 64, 128, 256, 320, 384, 448, 512)}
+# Sizes below a limit, which is always a bucket too; above the last they double. A CPU compiles slowly; up to 16 rows it
+# takes little longer than to read the weights, above its time follows the rows, padding included. On a GPU that is so
+# from 256 tokens on.
+DECODE_SIZES = {
+    "cpu": (1, 4, 16, 24, 32, 48, 64, 128, 256, 512),
+    "gpu": (1, 8, 16, 32, 64, 128, 256, 320, 384, 448, 512),
+}
 TOKEN_SIZES = {"cpu": (16, 64, 256, 1024, 4096, 16384), "gpu": (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)}
 VERIFY_SIZES = {"cpu": (1, 4, 16, 64, 256), "gpu": (1, 8, 32, 128)}  # of rows, each with all drafts there can be
 IS_FUSED = {"cpu": False, "gpu": True}  # one call a decode step saves a GPU a gap; apart, a CPU compiles half as much
