@@ -207,6 +207,7 @@ def test_swap_space_that_cannot_be_is_refused_with_numbers(swap_space, message):
 def test_swap_space_is_divided_into_chunks_that_are_no_large_part_of_it(
     monkeypatch, swap_space, chunk_size, num_chunks
 ):  # fmt: skip
+    monkeypatch.setattr(host_chunks, "CHUNK_BYTES", {jax.default_backend(): 64 << 20})
     monkeypatch.setattr(host_chunks, "MAX_CHUNK_BLOCKS", 64)
     monkeypatch.setattr(host_chunks, "MAX_COPIES", 2)
     plan = host_chunks.HostPlan.build(EngineConfig(swap_space=swap_space), block_bytes=2 << 20)

@@ -88,7 +88,8 @@ def load_weights(source: WeightSource, dtype: DTypeLike) -> LoadedModel:
     plans = plan_parameters(source, state)
     arrays = {}
     for plan in tqdm(plans, desc="Loading weights", unit="tensor", file=sys.stderr, disable=None):
-        parts = tuple(jax.device_put(source.load(name), may_alias=False) for name in plan.tensors)
+        # waiting for each copy frees its array before the next is read
+        parts = tuple(jax.block_until_ready(jax.device_put(source.load(t), may_alias=False)) for t in plan.tensors)
         arrays[plan.path] = jax.block_until_ready(_join(parts, is_kernel=plan.is_kernel, dtype=jnp.dtype(dtype)))
     flat = [(path, variable.replace(arrays[_dotted(path)])) for path, variable in nnx.to_flat_state(state)]
     return LoadedModel(config, nnx.merge(graphdef, nnx.from_flat_state(flat)))

@@ -60,7 +60,7 @@ def main() -> None:
     num_moved = int(gib * GIB) // shape.block_bytes // 64 * 64
     pool = make_pool(shape, 2 * num_moved + 1)
     for chunk_mib, max_copies in ((64, 1), (64, 2), (128, 1), (128, 2)):
-        host_chunks.CHUNK_BYTES, host_chunks.MAX_COPIES = chunk_mib << 20, max_copies
+        host_chunks.CHUNK_BYTES[jax.default_backend()], host_chunks.MAX_COPIES = chunk_mib << 20, max_copies
         pool = measure(shape, pool, num_moved, gib)
 
 
