@@ -54,6 +54,13 @@ def unavailable() -> str | None:
     return None
 
 
+def wrong_types(x: Any, w: Any) -> str | None:
+    """Say why no kernel multiplies arrays of these types, or None."""
+    if x.dtype in DTYPES and w.dtype == x.dtype:
+        return None
+    return f"x is {x.dtype} and w {w.dtype}; built are bfloat16 and float16, the same for both"
+
+
 def choose(missing: str | None, is_sound: Callable[[], bool]) -> tuple[str, str]:
     """Return the backend of an op that has a kernel and a reference, and why.
 
