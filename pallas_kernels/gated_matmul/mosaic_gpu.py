@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.gated_matmul.reference import Activation, activate
 from pallas_kernels.gated_matmul.tuning import COLUMNS, DEPTH, ROWS, STAGES, TILES_WIDE, Cut, cut_for, is_faster
-from pallas_kernels.hopper import interpretation, wgmma_smem, wrong_types
 from pallas_kernels.hopper import ROWS as WARPGROUP_ROWS
+from pallas_kernels.hopper import interpretation, wgmma_smem, wrong_types
 
 WARPGROUPS = ROWS // WARPGROUP_ROWS  # that multiply
 
