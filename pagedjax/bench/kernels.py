@@ -1,10 +1,9 @@
 """`pagedjax bench kernels`: device time of paged attention, and its share of what the GPU can read or multiply.
 
 Both ceilings are measured first, in the same run: reading 4 GiB, and a product of two 8192 x 8192 matrices. All are
-normal random numbers: equal ones take less power, so that a GPU multiplies them faster.
-Decoding counts the bytes of the keys and values that are read, prefill the multiplications that the causal mask leaves.
-Times are the profiler's and hold all kernels of a call, in a program of several calls, as the layers of a model make
-them.
+normal random numbers: equal ones take less power, so that a GPU multiplies them faster. Decoding counts the bytes of
+the keys and values that are read, prefill the multiplications that the causal mask leaves. Times are the profiler's and
+hold all kernels of a call, in a program of several calls, as the layers of a model make them.
 """
 
 import re

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.add_rms_norm.reference import rms_norm
 from pallas_kernels.gated_matmul import gated_matmul
-from pallas_kernels.gated_matmul.reference import Activation, activate
+from pallas_kernels.gated_matmul.reference import Activation, combine
 from pallas_kernels.matmul import matmul
 from pallas_kernels.matmul.reference import full_precision
 
@@ -111,8 +111,7 @@ class GatedMLP(nnx.Module):
         """Run the MLP on every token."""
         if self.gate_up.bias is None:
             return self.down(gated_matmul(x, self.gate_up.kernel[...], act=self.act))
-        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)  # [T, F] each
-        return self.down(activate(gate, self.act) * up)
+        return self.down(combine(self.gate_up(x), self.act))
 
 
 def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:

@@ -15,7 +15,12 @@ def reference_gated_matmul(
     x: Float[Array, "T I"], w: Float[Array, "I twoF"], *, act: Activation
 ) -> Float[Array, "T F"]:
     """Compute `gated_matmul`."""
-    gate, up = jnp.split(matmul(x, w), 2, axis=-1)  # [T, F] each
+    return combine(matmul(x, w), act)
+
+
+def combine(products: Float[Array, "T twoF"], act: Activation) -> Float[Array, "T F"]:
+    """Return act(gate) * up, gate and up being the halves of every row."""
+    gate, up = jnp.split(products, 2, axis=-1)  # [T, F] each
     return activate(gate, act) * up
 
 
