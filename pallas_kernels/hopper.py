@@ -22,6 +22,7 @@ BROKEN_CUDA = (12080, 12091)
 DTYPES = (jnp.bfloat16, jnp.float16)
 MULTIPROCESSORS = 132  # of an H100 or H200
 ROWS = 64  # M of one wgmma
+ROWS_OF_A_TILE = 8  # of shared memory that wgmma reads
 MASKED = -1e30  # finite: a row with no key in a tile then keeps a finite maximum
 LOG2E = math.log2(math.e)  # scores are kept in base 2, so that exp2 suffices
 # Registers: a matrix of 64 rows, one value a row, one value a column.
@@ -54,11 +55,13 @@ def unavailable() -> str | None:
     return None
 
 
-def wrong_types(x: Any, w: Any) -> str | None:
-    """Say why no kernel multiplies arrays of these types, or None."""
-    if x.dtype in DTYPES and w.dtype == x.dtype:
-        return None
-    return f"x is {x.dtype} and w {w.dtype}; built are bfloat16 and float16, the same for both"
+def unfit(x: Any, w: Any) -> str | None:
+    """Say why no kernel multiplies these arrays, or None: their types, or rows that TMA cannot take in tiles of 8."""
+    if x.dtype not in DTYPES or w.dtype != x.dtype:
+        return f"x is {x.dtype} and w {w.dtype}; built are bfloat16 and float16, the same for both"
+    if len(x) % ROWS_OF_A_TILE:
+        return f"x has {len(x)} rows; built are multiples of {ROWS_OF_A_TILE}"
+    return None
 
 
 def choose(missing: str | None, is_sound: Callable[[], bool]) -> tuple[str, str]:

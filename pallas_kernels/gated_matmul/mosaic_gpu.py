@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.gated_matmul.reference import Activation, activate
 from pallas_kernels.gated_matmul.tuning import COLUMNS, DEPTH, ROWS, STAGES, TILES_WIDE, Cut, cut_for, is_faster
 from pallas_kernels.hopper import ROWS as WARPGROUP_ROWS
-from pallas_kernels.hopper import interpretation, wgmma_smem, wrong_types
+from pallas_kernels.hopper import interpretation, unfit, wgmma_smem
 
 WARPGROUPS = ROWS // WARPGROUP_ROWS  # that multiply
 
@@ -26,7 +26,7 @@ WARPGROUPS = ROWS // WARPGROUP_ROWS  # that multiply
 def unsupported(x: Any, w: Any) -> str | None:
     """Say why the kernel is not for these arrays, or None."""
     (num_rows, depth), width = x.shape, w.shape[1]
-    if (reason := wrong_types(x, w)) is not None:
+    if (reason := unfit(x, w)) is not None:
         return reason
     if depth % DEPTH or width % (2 * COLUMNS):
         return f"the weights are {depth} x {width}; built are multiples of {DEPTH} and {2 * COLUMNS}"

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.hopper import ROWS, interpretation, wgmma_smem, wrong_types
+from pallas_kernels.hopper import ROWS, interpretation, unfit, wgmma_smem
 from pallas_kernels.matmul.tuning import COLUMNS, DEPTH, Tile, is_faster, tile_for
 
 REGISTERS = {1: 240, 2: 232}  # of a thread that multiplies, by the number of warpgroups that do
@@ -23,7 +23,7 @@ REGISTERS = {1: 240, 2: 232}  # of a thread that multiplies, by the number of wa
 def unsupported(x: Any, w: Any) -> str | None:
     """Say why the kernel is not for these arrays, or None."""
     (num_rows, depth), width = x.shape, w.shape[1]
-    if (reason := wrong_types(x, w)) is not None:
+    if (reason := unfit(x, w)) is not None:
         return reason
     if depth % DEPTH or width % COLUMNS:
         return f"the weights are {depth} x {width}; built are multiples of {DEPTH} and {COLUMNS}"

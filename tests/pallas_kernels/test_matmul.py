@@ -63,8 +63,9 @@ def test_every_tile_fits_and_divides_the_sum():
     ("x", "w", "reason"),
     [
         ((64, 256), (256, 128), None),
+        ((100, 256), (256, 128), "x has 100 rows; built are multiples of 8"),
         ((8, 4096), (4096, 4096), "XLA is faster"),
-        ((1, 1024), (1024, 6144), "XLA is faster"),
+        ((8, 1024), (1024, 6144), "XLA is faster"),
         ((64, 256), (256, 96), "256 x 96; built are multiples of 64"),
         ((4096, 256), (256, 128), "XLA is faster"),
         ((64, 4096), (4096, 28672), "XLA is faster"),
