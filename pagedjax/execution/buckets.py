@@ -13,8 +13,11 @@ SAMPLE_BUCKETS = {"cpu": (1, 16), "gpu": (8, 64)}  # and max_num_seqs
 # from 256 tokens on.
 DECODE_SIZES = {
     "cpu": (1, 4, 16, 24, 32, 48, 64, 128, 256, 512),
-    "gpu": (1, 8, 16, 32, 64, 128, 256, 320, 384, 448, 512),
+    "gpu": (8, 16, 32, 64, 128, 256, 320, 384, 448, 512),
 }
+# Rows of a decode step that a platform has at least, even where fewer requests may run: on a GPU, XLA makes a reduction
+# of a product of one row, which takes up to half again as long as the product of eight.
+MIN_DECODE_ROWS = {"cpu": 1, "gpu": 8}
 TOKEN_SIZES = {"cpu": (16, 64, 256, 1024, 4096, 16384), "gpu": (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)}
 VERIFY_SIZES = {"cpu": (1, 4, 16, 64, 256), "gpu": (1, 8, 32, 128)}  # of rows, each with all drafts there can be
 IS_FUSED = {"cpu": False, "gpu": True}  # one call a decode step saves a GPU a gap; apart, a CPU compiles half as much
@@ -87,7 +90,7 @@ class BucketTable:
     ) -> "BucketTable":  # fmt: skip
         """Choose the buckets for a "cpu" or a "gpu"."""
         return cls(
-            decode=sizes_up_to(max_num_seqs, DECODE_SIZES[platform]),
+            decode=sizes_up_to(max(max_num_seqs, MIN_DECODE_ROWS[platform]), DECODE_SIZES[platform]),
             tokens=sizes_up_to(max_num_batched_tokens, TOKEN_SIZES[platform]),
             sample=(*(b for b in SAMPLE_BUCKETS[platform] if b < max_num_seqs), max_num_seqs),
             is_fused=IS_FUSED[platform],

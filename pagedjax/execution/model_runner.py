@@ -29,6 +29,7 @@ from pagedjax.execution.executables import (
 )
 from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks
 from pagedjax.execution.in_flight import HostTimes, InFlightStep, PromptLogprobs, PromptScore, StepResult
+from pagedjax.execution.kernel_choice import have_kernels, kernel_lines
 from pagedjax.execution.model_input import pack_changes
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import (
@@ -41,14 +42,12 @@ from pagedjax.execution.step import NUM_BEAM_CANDIDATES, RESULT_COLUMNS, StepFun
 from pagedjax.execution.tasks import shapes_of
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models import MODEL_CLASSES
-from pagedjax.models.config import ModelConfig
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
 from pagedjax.speculation.draft_proposer import max_num_read
 from pagedjax.speculation.speculator import Speculator, verified_drafts
-from pallas_kernels import add_rms_norm, gated_matmul, hopper, matmul, paged_attention, rope_and_cache
 
 
 class ModelRunner:
@@ -76,7 +75,7 @@ class ModelRunner:
         self._dtype = resolve_dtype(config.dtype, loaded.config)
         one_block = kv_cache.block_bytes(loaded.config, block_size=config.block_size, dtype=self._dtype)
         self._host_plan = HostPlan.build(config, one_block)
-        self.kernel_lines = _kernel_lines(loaded.config, self._dtype, config.block_size)
+        self.kernel_lines = kernel_lines(loaded.config, self._dtype, config.block_size)
         self.buckets = BucketTable.build(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -508,34 +507,7 @@ class ModelRunner:
 
 def _can_lower_apart(loaded: LoadedModel) -> bool:
     """Whether another process can make the model's tasks, and it pays: lowering Hopper kernels is most of a start."""
-    ops = (add_rms_norm, gated_matmul, matmul, rope_and_cache)
-    has_kernels = hopper.unavailable() is None and all(op.is_sound() for op in ops)
-    return has_kernels and type(loaded.model) is MODEL_CLASSES.get(loaded.config.architecture)
-
-
-def _kernel_lines(model: ModelConfig, dtype: np.dtype, block_size: int) -> list[str]:
-    """Say which backend of each op this model runs on this device, and why."""
-    num_heads, num_kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
-    x, kernel, prompt, gate_up, q, heads, k_pool = (
-        jax.ShapeDtypeStruct(shape, dtype)
-        for shape in (
-            (64, model.hidden_size),
-            (model.hidden_size, num_heads * head_dim),
-            (1024, model.hidden_size),
-            (model.hidden_size, 2 * model.intermediate_size),
-            (1, num_heads, head_dim),
-            (1, num_heads + 2 * num_kv_heads, head_dim),
-            (1, num_kv_heads, block_size, head_dim),
-        )
-    )
-    backends = {
-        "paged_attention": paged_attention.default_backend(q, k_pool),
-        "rope_and_cache": rope_and_cache.default_backend(heads, k_pool),
-        "add_rms_norm": add_rms_norm.default_backend(x),
-        "matmul of 64 tokens": matmul.default_backend(x, kernel),
-        "gated_matmul of 1024 tokens": gated_matmul.default_backend(prompt, gate_up),
-    }
-    return [f"{op}: {name} ({why})" for op, (name, why) in backends.items()]
+    return have_kernels() and type(loaded.model) is MODEL_CLASSES.get(loaded.config.architecture)
 
 
 def _start_copies(step: InFlightStep) -> None:

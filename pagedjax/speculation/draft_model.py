@@ -17,11 +17,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from pagedjax.execution.buckets import MIN_DECODE_ROWS
 from pagedjax.execution.probabilities import probabilities
 from pagedjax.execution.request_state import RowState, gather_sampling_rows
 from pagedjax.execution.sampler import sample
 from pagedjax.execution.step import find_slots, request_of_tokens
 from pagedjax.models.batch import AttentionBatch, KVCache
+from pallas_kernels import hopper
 
 DraftVariant = Literal["plain", "full"]  # of the sampler, see there
 DRAFT_VARIANTS: tuple[DraftVariant, ...] = ("plain", "full")
@@ -68,7 +70,9 @@ class DraftFunctions:
         wanted, take in the distribution that each draft is drawn from.
         """
         assert state.drafts is not None, "an engine with speculation has rows with drafts"
-        num_drafts = state.drafts.shape[1]
+        num_drafts, num_rows = state.drafts.shape[1], rows.shape[0]
+        num_pads = max(0, MIN_DECODE_ROWS[hopper.platform()] - num_rows)
+        rows = jnp.pad(rows, (0, num_pads), constant_values=state.block_tables.shape[0])
         block_tables = state.block_tables.at[updates[0], updates[1]].set(updates[2], mode="drop")
         state = replace(state, block_tables=block_tables)
         newest = state.context_lens.at[rows].get(mode="clip")
@@ -97,7 +101,7 @@ class DraftFunctions:
         kv_cache, drafts, chances = jax.lax.fori_loop(1, num_drafts, draft_next, (kv_cache, drafts, chances))
         assert state.drafts is not None, "the rows of an engine with speculation hold drafts"
         state = replace(state, drafts=state.drafts.at[rows].set(drafts, mode="drop"))
-        return kv_cache, state, history, drafts, chances
+        return kv_cache, state, history, drafts[:num_rows], chances
 
     def _run(
         self, leaves: tuple, kv_cache: KVCache, state: RowState, rows: Array, positions: Array, token_ids: Array

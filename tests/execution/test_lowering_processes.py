@@ -13,6 +13,7 @@ from pagedjax.execution import compilation, lowering_processes, model_runner
 from pagedjax.execution.lowering_processes import LoweringProcesses, lower_all
 from pagedjax.loading import LoadedModel
 from pagedjax.models.llama import LlamaForCausalLM
+from pallas_kernels import add_rms_norm, gated_matmul, hopper, matmul, rope_and_cache
 from tests.fakes import FAKE_CONFIG, FakeModel
 from tests.kept_executables import few_buckets
 from tests.loading.tiny_checkpoints import write_config
@@ -93,8 +94,8 @@ def test_an_engine_starts_where_no_process_can(monkeypatch, caplog, path):
 
 @pytest.mark.parametrize(("is_ours", "is_hopper"), [(True, True), (True, False), (False, True)])
 def test_only_our_own_models_with_kernels_are_lowered_apart(monkeypatch, is_ours, is_hopper):
-    monkeypatch.setattr(model_runner.hopper, "unavailable", lambda: None if is_hopper else "no GPU")
-    for op in (model_runner.add_rms_norm, model_runner.gated_matmul, model_runner.matmul, model_runner.rope_and_cache):
+    monkeypatch.setattr(hopper, "unavailable", lambda: None if is_hopper else "no GPU")
+    for op in (add_rms_norm, gated_matmul, matmul, rope_and_cache):
         monkeypatch.setattr(op, "is_sound", lambda: True)
     config = replace(FAKE_CONFIG, architecture="LlamaForCausalLM") if is_ours else FAKE_CONFIG
     model = nnx.eval_shape(lambda: LlamaForCausalLM(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
