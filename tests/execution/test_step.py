@@ -14,7 +14,7 @@ from pagedjax.scheduling.step_plan import ScheduledRequest
 from tests.fakes import FakeModel
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_ROWS = 4, 20, 4
-TABLE = BucketTable.build(max_num_seqs=NUM_ROWS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, platform="gpu")
+TABLE = BucketTable.build(max_num_seqs=NUM_ROWS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, platform="cpu")
 
 
 def scheduled(row, num_tokens, *, context_len=0, new_blocks=(), first_index=0, prompt_len=12, samples=False):
