@@ -5,13 +5,14 @@ registers nor a carried accumulator; with `p_smem` the second product goes throu
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -74,10 +75,32 @@ def choose(missing: str | None, is_sound: Callable[[], bool]) -> tuple[str, str]
     return ("mosaic_gpu", "the kernel for Hopper GPUs") if missing is None else ("reference", missing)
 
 
-def untraced[T](run: Callable[[], T]) -> T:
-    """Run on real arrays, even while a caller is being traced: tracing is a matter of one thread."""
+def run[T](op: str, backends: Mapping[str, Callable[..., T]], backend: str, *arrays: Any, **options: Any) -> T:
+    """Compute an op with one of its backends, under its name in a profile.
+
+    Raises ValueError for a name that none of them has.
+    """
+    if backend not in backends:
+        raise ValueError(f"{op} backend is {backend!r}; choose one of {', '.join(backends)}")
+    with jax.named_scope(f"{op}_{backend}"):
+        return backends[backend](*arrays, **options)
+
+
+def kernel_agrees(
+    backends: Mapping[str, Callable[..., Any]], draw: Callable[[np.random.Generator], tuple], **options: Any
+) -> bool:
+    """Run an op's kernel once on the default device, and return whether it agrees with the reference: compilers err.
+
+    `draw` makes the arguments. They are real arrays, even while a caller is being traced: tracing is a matter of one
+    thread.
+    """
+
+    def try_it() -> bool:
+        arguments = draw(np.random.default_rng(0))
+        return agree(*(jax.tree.leaves(backends[name](*arguments, **options)) for name in ("mosaic_gpu", "reference")))
+
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(run).result()
+        return thread.submit(try_it).result()
 
 
 def agree(actual: Sequence[jax.Array], expected: Sequence[jax.Array]) -> bool:

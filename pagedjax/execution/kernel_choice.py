@@ -7,14 +7,7 @@ from jax.typing import DTypeLike
 
 from pagedjax.models import MODEL_CLASSES
 from pagedjax.models.config import ModelConfig
-from pallas_kernels import (
-    add_rms_norm,
-    gated_matmul,
-    hopper,
-    matmul,
-    paged_attention,
-    rope_and_cache,
-)
+from pallas_kernels import add_rms_norm, gated_matmul, hopper, matmul, paged_attention, rope_and_cache
 
 SOME, MANY = 64, 1024  # tokens of the steps that are spoken of
 

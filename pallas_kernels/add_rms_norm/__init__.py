@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.add_rms_norm.mosaic_gpu import mosaic_add_rms_norm, unsupported
 from pallas_kernels.add_rms_norm.reference import reference_add_rms_norm
-from pallas_kernels.hopper import agree, choose, unavailable, untraced
+from pallas_kernels.hopper import choose, kernel_agrees, run, unavailable
 
 BACKENDS = {"mosaic_gpu": mosaic_add_rms_norm, "reference": reference_add_rms_norm}
 
@@ -33,10 +33,7 @@ def add_rms_norm(
     """
     if backend is None:
         backend, _ = default_backend(x)
-    if backend not in BACKENDS:
-        raise ValueError(f"add_rms_norm backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
-    with jax.named_scope(f"add_rms_norm_{backend}"):
-        return BACKENDS[backend](x, delta, scale, eps=eps)
+    return run("add_rms_norm", BACKENDS, backend, x, delta, scale, eps=eps)
 
 
 def default_backend(x: Any) -> tuple[str, str]:
@@ -46,12 +43,9 @@ def default_backend(x: Any) -> tuple[str, str]:
 
 @cache
 def is_sound() -> bool:
-    """Run the kernel once on the default device and return whether it agrees with the reference: compilers err."""
+    """Whether the kernel computes on the default device what the reference does."""
 
-    def run() -> bool:
-        random = np.random.default_rng(0)
-        x, delta, scale = (jnp.asarray(random.normal(size=size), jnp.bfloat16) for size in ((3, 512), (3, 512), 512))
-        results = [BACKENDS[name](x, delta, scale, eps=1e-5) for name in ("mosaic_gpu", "reference")]
-        return agree(*results)
+    def draw(random: np.random.Generator) -> tuple[jax.Array, ...]:
+        return tuple(jnp.asarray(random.normal(size=size), jnp.bfloat16) for size in ((3, 512), (3, 512), 512))
 
-    return untraced(run)
+    return kernel_agrees(BACKENDS, draw, eps=1e-5)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.gated_matmul.mosaic_gpu import mosaic_gated_matmul, unsupported
 from pallas_kernels.gated_matmul.reference import Activation, reference_gated_matmul
-from pallas_kernels.hopper import agree, choose, unavailable, untraced
+from pallas_kernels.hopper import choose, kernel_agrees, run, unavailable
 
 BACKENDS = {"mosaic_gpu": mosaic_gated_matmul, "reference": reference_gated_matmul}
 
@@ -27,10 +27,7 @@ def gated_matmul(
     """
     if backend is None:
         backend, _ = default_backend(x, w)
-    if backend not in BACKENDS:
-        raise ValueError(f"gated_matmul backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
-    with jax.named_scope(f"gated_matmul_{backend}"):
-        return BACKENDS[backend](x, w, act=act)
+    return run("gated_matmul", BACKENDS, backend, x, w, act=act)
 
 
 def default_backend(x: Any, w: Any) -> tuple[str, str]:
@@ -40,11 +37,10 @@ def default_backend(x: Any, w: Any) -> tuple[str, str]:
 
 @cache
 def is_sound() -> bool:
-    """Run the kernel once on the default device and return whether it agrees with the reference: compilers err."""
+    """Whether the kernel computes on the default device what the reference does."""
 
-    def run() -> bool:
-        random = np.random.default_rng(0)
+    def draw(random: np.random.Generator) -> tuple[jax.Array, jax.Array]:
         x, w = (jnp.asarray(random.normal(size=size), jnp.bfloat16) for size in ((256, 256), (256, 512)))
-        return agree(*([BACKENDS[name](x, w / 16, act="silu")] for name in ("mosaic_gpu", "reference")))
+        return x, w / 16
 
-    return untraced(run)
+    return kernel_agrees(BACKENDS, draw, act="silu")

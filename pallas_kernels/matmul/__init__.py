@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pallas_kernels.hopper import agree, choose, unavailable, untraced
+from pallas_kernels.hopper import choose, kernel_agrees, run, unavailable
 from pallas_kernels.matmul.mosaic_gpu import mosaic_matmul, unsupported
 from pallas_kernels.matmul.reference import reference_matmul
 
@@ -22,10 +22,7 @@ def matmul(x: Float[Array, "T I"], w: Float[Array, "I O"], *, backend: str | Non
     """Return x @ w, summed in float32, in the type of x; operands of float32 are multiplied in full float32."""
     if backend is None:
         backend, _ = default_backend(x, w)
-    if backend not in BACKENDS:
-        raise ValueError(f"matmul backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
-    with jax.named_scope(f"matmul_{backend}"):
-        return BACKENDS[backend](x, w)
+    return run("matmul", BACKENDS, backend, x, w)
 
 
 def default_backend(x: Any, w: Any) -> tuple[str, str]:
@@ -35,11 +32,9 @@ def default_backend(x: Any, w: Any) -> tuple[str, str]:
 
 @cache
 def is_sound() -> bool:
-    """Run the kernel once on the default device and return whether it agrees with the reference: compilers err."""
+    """Whether the kernel computes on the default device what the reference does."""
 
-    def run() -> bool:
-        random = np.random.default_rng(0)
-        x, w = (jnp.asarray(random.normal(size=size), jnp.bfloat16) for size in ((128, 256), (256, 384)))
-        return agree(*([BACKENDS[name](x, w)] for name in ("mosaic_gpu", "reference")))
+    def draw(random: np.random.Generator) -> tuple[jax.Array, ...]:
+        return tuple(jnp.asarray(random.normal(size=size), jnp.bfloat16) for size in ((128, 256), (256, 384)))
 
-    return untraced(run)
+    return kernel_agrees(BACKENDS, draw)

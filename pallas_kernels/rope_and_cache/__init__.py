@@ -6,12 +6,11 @@ XLA makes three kernels of it, five with norms, which at small batches cost more
 from functools import cache
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.hopper import agree, choose, unavailable, untraced
+from pallas_kernels.hopper import choose, kernel_agrees, run, unavailable
 from pallas_kernels.rope_and_cache.mosaic_gpu import mosaic_rope_and_cache, unsupported
 from pallas_kernels.rope_and_cache.reference import reference_rope_and_cache
 
@@ -40,10 +39,7 @@ def rope_and_cache(
     """
     if backend is None:
         backend, _ = default_backend(heads, k_pool)
-    if backend not in BACKENDS:
-        raise ValueError(f"rope_and_cache backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
-    with jax.named_scope(f"rope_and_cache_{backend}"):
-        return BACKENDS[backend](heads, cos, sin, k_pool, v_pool, slot_mapping, head_scales, eps=eps)
+    return run("rope_and_cache", BACKENDS, backend, heads, cos, sin, k_pool, v_pool, slot_mapping, head_scales, eps=eps)
 
 
 def default_backend(heads: Any, k_pool: Any) -> tuple[str, str]:
@@ -53,10 +49,9 @@ def default_backend(heads: Any, k_pool: Any) -> tuple[str, str]:
 
 @cache
 def is_sound() -> bool:
-    """Run the kernel once on the default device and return whether it agrees with the reference: compilers err."""
+    """Whether the kernel computes on the default device what the reference does."""
 
-    def run() -> bool:
-        random = np.random.default_rng(0)
+    def draw(random: np.random.Generator) -> tuple:
         heads, k_pool, v_pool, q_scale, k_scale = (
             jnp.asarray(random.normal(size=size), jnp.bfloat16)
             for size in ((4, 8, 128), (3, 2, 16, 128), (3, 2, 16, 128), 128, 128)
@@ -64,8 +59,6 @@ def is_sound() -> bool:
         angles = random.normal(size=(4, 64))
         cos, sin = (jnp.asarray(table, jnp.float32) for table in (np.cos(angles), np.sin(angles)))
         slots = jnp.asarray([20, 3 * 16, 5, 47], jnp.int32)  # the second is dropped
-        arguments = (heads, cos, sin, k_pool, v_pool, slots, (q_scale, k_scale))
-        results = [BACKENDS[name](*arguments, eps=1e-5) for name in ("mosaic_gpu", "reference")]
-        return agree(*results)
+        return heads, cos, sin, k_pool, v_pool, slots, (q_scale, k_scale)
 
-    return untraced(run)
+    return kernel_agrees(BACKENDS, draw, eps=1e-5)
