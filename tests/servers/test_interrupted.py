@@ -81,8 +81,9 @@ async def interrupt(engine, count, *, concurrency=24):
     assert len(ways) == 5
     async with asyncio.timeout(30):
         await app[STATE].open_requests.wait_empty()
-        while asyncio.all_tasks() - tasks_before or engine.stats()["num_requests_running"]:  # noqa: ASYNC110  no event
-            await asyncio.sleep(0.01)  # connections that were left are closing
+        # connections that were left are closing, and blocks come back in the step after the last output
+        while asyncio.all_tasks() - tasks_before or engine.stats()["kv_cache_usage_perc"]:  # noqa: ASYNC110  no event
+            await asyncio.sleep(0.01)
     view = await engine.inspect()
     metrics = app[STATE].metrics.exposition().decode()
     await runner.cleanup()
