@@ -115,13 +115,13 @@ class DraftModelProposer:
         rows[: len(drafting)] = [item.row for item in drafting]
         updates = np.zeros((3, bucket * self._max_new_blocks), np.int32)
         updates[0] = no_row
-        entries = [
-            (item.row, item.first_new_block_index + i, block_id)
-            for item in drafting
-            for i, block_id in enumerate(item.new_block_ids)
-        ]
-        if entries:
-            updates[:, : len(entries)] = np.array(entries, np.int32).T
+        entries = []
+        for item in drafting:
+            # All drafts are computed, planned or not, and behind the plan's blocks a table may still name some that
+            # others own by now: there goes the null block.
+            block_ids = [*item.new_block_ids, *[0] * (self._max_new_blocks - len(item.new_block_ids))]
+            entries += [(item.row, item.first_new_block_index + i, block_id) for i, block_id in enumerate(block_ids)]
+        updates[:, : len(entries)] = np.array(entries, np.int32).T
         for item in drafting:
             self._note_right_blocks(item)
         has_no_filters = not any(has_filters(item.request.sampling_params) for item in drafting)
