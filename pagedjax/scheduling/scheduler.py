@@ -552,7 +552,7 @@ class Scheduler:
         start = self._start(request)
         num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(start.block_ids))
         others = [other for other in self.running if other not in victims]
-        num_promised = sum(self._num_missing_blocks(r) for r in others if r.num_computed_tokens < r.num_tokens)
+        num_promised = sum(map(self._num_missing_blocks, others))
         num_leaving = len(self.pool.freed_by(self.swapping.leaving_blocks).difference(start.block_ids))
         num_available = self.pool.num_free + num_freed + num_leaving - num_promised - self._num_spare(others)
         return self._num_taken(request, start) <= num_available

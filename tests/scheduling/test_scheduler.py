@@ -328,6 +328,16 @@ class TestPriority:
         assert driver.step().preempted == []
         driver.run()
 
+    def test_a_block_that_a_better_one_takes_in_the_same_plan_is_not_counted_on(self):
+        """The worse one was preempted, the best one took a block, and the new one was not admitted after all."""
+        driver = Driver(num_blocks=9, block_size=4, policy="priority")
+        driver.add("best", range(8), max_tokens=3, priority=0)
+        driver.add("worse", range(20, 25), max_tokens=2, priority=5)
+        driver.step()
+        driver.add("new", range(50, 73), max_tokens=2, priority=1)
+        assert driver.step().preempted == []
+        driver.run()
+
     def test_equal_priority_is_no_reason(self):
         driver = Driver(max_num_seqs=1, policy="priority")
         driver.add("first", range(3), priority=1)
