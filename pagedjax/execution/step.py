@@ -215,9 +215,11 @@ def find_slots(
 def record_tokens(wide: SamplerState, rows: Int[Array, " B"], token_ids: Int[Array, " B"]) -> SamplerState:
     """Count the tokens that `rows` sampled (a row of R is a pad), and keep the newest."""
     counts, recent = jnp.asarray(wide.output_counts), jnp.asarray(wide.recent_token_ids)
+    num = counts.at[rows, token_ids].get(mode="clip")
+    most = jnp.iinfo(counts.dtype).max
     newest = jnp.concatenate([recent.at[rows, 1:].get(mode="clip"), token_ids[:, None]], axis=1)
     return replace(
         wide,
-        output_counts=counts.at[rows, token_ids].add(jnp.ones((), counts.dtype), mode="drop"),
+        output_counts=counts.at[rows, token_ids].set(jnp.where(num < most, num + 1, num), mode="drop"),
         recent_token_ids=recent.at[rows].set(newest, mode="drop"),
     )

@@ -1,13 +1,15 @@
 """What the step derives from packed changes: rows, positions, slots and lengths."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pagedjax.execution.buckets import BucketTable
 from pagedjax.execution.model_input import FROM_ROW, pack_changes
-from pagedjax.execution.request_state import empty_rows
-from pagedjax.execution.step import StepFunctions, prepare
+from pagedjax.execution.request_state import empty_rows, neutral_sampler_rows
+from pagedjax.execution.step import StepFunctions, prepare, record_tokens
 from pagedjax.sampling_params import SamplingParams
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest
@@ -111,3 +113,13 @@ def test_a_pool_of_another_size_leaves_cached_sampling_executables_their_names()
     assert repr(StepFunctions(model, num_blocks=9, **sizes | {"max_logprobs": 3})) != repr(
         StepFunctions(model, num_blocks=9, **sizes)
     )
+
+
+def test_a_count_of_a_token_stays_at_the_most_it_can_hold():
+    """It wrapped to -32768, so that the token counted as never generated."""
+    most = np.iinfo(np.int16).max
+    wide = neutral_sampler_rows(3, 8)
+    wide = replace(wide, output_counts=wide.output_counts.at[:, 5].set(most - 1))
+    for _ in range(3):
+        wide = record_tokens(wide, jnp.array([0, 2, 3]), jnp.array([5, 4, 5]))  # row 3 is a pad
+    assert np.asarray(wide.output_counts)[:, 4:6].tolist() == [[0, most], [0, most - 1], [3, most - 1]]
