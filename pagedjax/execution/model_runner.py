@@ -511,9 +511,9 @@ def _can_lower_apart(loaded: LoadedModel) -> bool:
 
 
 def _start_copies(step: InFlightStep) -> None:
-    for array in (step.result, step.beams, step.drafts, *jax.tree.leaves(step.logprobs)):
-        if array is not None:
-            array.copy_to_host_async()
+    arrays = (step.result, step.beams, step.drafts, step.logprobs, [score.logprobs for score in step.scores])
+    for array in jax.tree.leaves(arrays):
+        array.copy_to_host_async()
 
 
 def _num_bytes(arrays: Sequence[Any]) -> int:
