@@ -74,10 +74,12 @@ class RequestInput:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self._encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
-        seed = params.seed if params.seed is not None else int(self._seeds.integers(2**62))
         bad_words = self._bad_words(params.bad_words or ())
         self._check_bans(params, bad_words)
         self._check_beams(params)
+        grammars = self._grammars(params)
+        # drawn when nothing can be refused here any more: others' tokens do not depend on what is
+        seed = params.seed if params.seed is not None else int(self._seeds.integers(2**62))
         children = [
             Request(
                 request_id if params.num_requests == 1 else f"{request_id}-{index}",
@@ -96,7 +98,7 @@ class RequestInput:
             )
             for index in range(params.num_requests)
         ]
-        return NewRequest(request_id, text, token_ids, params, children, self._grammars(params))
+        return NewRequest(request_id, text, token_ids, params, children, grammars)
 
     def _check_beams(self, params: SamplingParams) -> None:
         """Check that the vocabulary, and what is read back of it, goes round for all hypotheses of a beam search."""

@@ -72,9 +72,10 @@ class CompiledWhenCalled(jax.stages.Compiled):
 class CounterOfOthers(CompilationCounter):
     """Does not count what an engine compiles before it is ready when it is no test's."""
 
-    def _on_event(self, event, duration_secs, **kwargs):
+    @staticmethod
+    def _note(here, event, duration_secs, **kwargs):
         if not getattr(CompiledWhenCalled.compiling, "is_listed", False):
-            super()._on_event(event, duration_secs, **kwargs)
+            CompilationCounter._note(here, event, duration_secs, **kwargs)
 
 
 @contextmanager

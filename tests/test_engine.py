@@ -1,5 +1,10 @@
 """The engine over a model whose tokens are known by hand: identity however a request is scheduled, and clean ends."""
 
+import gc
+import threading
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -376,6 +381,47 @@ def test_nothing_compiles_after_ready_whatever_the_parameters_and_lengths(engine
     outs = run_all(engine, requests)
     assert len(outs) == len(requests)
     assert engine.stats()["num_compilations_after_ready"] == before == 0
+
+
+def test_a_compilation_of_another_thread_is_not_the_engines(engine, monkeypatch):
+    """It was counted if it ended while a step was dispatched."""
+    fork_blocks, before = engine._runner._fork_blocks, engine.stats()["num_compilations_after_ready"]
+
+    def compile_beside(copies):
+        thread = threading.Thread(target=lambda: jax.jit(lambda x: x * 5 + 2)(jnp.arange(7)))
+        thread.start()
+        thread.join()
+        fork_blocks(copies)
+
+    monkeypatch.setattr(engine._runner, "_fork_blocks", compile_beside)
+    run_all(engine, [("x", "hello", GREEDY)])
+    assert engine.stats()["num_compilations_after_ready"] == before
+
+
+def test_an_engine_leaves_no_listener_behind(monkeypatch):
+    """Each that was ever made was told of every compilation, and held by JAX for ever."""
+    listeners = []
+    monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", listeners.append)
+    monkeypatch.setattr(jax.monitoring, "unregister_event_duration_listener", listeners.remove)
+    engine = fake_engine()
+    assert listeners
+    engine.shutdown()
+    del engine
+    gc.collect()
+    assert not listeners
+
+
+def test_a_refused_request_leaves_the_tokens_of_later_ones_alone():
+    """A request without a seed of its own drew one before all of it was checked."""
+    params, drawn = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True), []
+    for refused in ([], [{"bad_words": ["x" * 500]}, {"min_tokens": 1, "stop_token_ids": range(200)}]):
+        engine = fake_engine(seed=5)
+        for options in refused:
+            with pytest.raises(InvalidRequestError):
+                engine.add_request("refused", "hello", SamplingParams(**options))
+        drawn.append(run_all(engine, [("x", "hello", params)])["x"].outputs[0].token_ids)
+        engine.shutdown()
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize(

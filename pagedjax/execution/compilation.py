@@ -4,7 +4,10 @@ Also counts compilations, because one after start-up is a bug that a metric show
 """
 
 import os
+import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +91,20 @@ def compiler_options(task: Task) -> dict[str, Any]:
 
 
 class CompilationCounter:
-    """Counts backend compilations in this process, from construction on."""
+    """Counts the backend compilations of each thread, from construction on."""
 
     def __init__(self) -> None:
-        self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+        self._here = threading.local()
+        listener = partial(self._note, self._here)  # without self, which JAX would keep for ever
+        jax.monitoring.register_event_duration_secs_listener(listener)
+        weakref.finalize(self, jax.monitoring.unregister_event_duration_listener, listener).atexit = False
 
-    def _on_event(self, event: str, duration_secs: float, **kwargs: Any) -> None:
+    @property
+    def count(self) -> int:
+        """Those of the calling thread."""
+        return getattr(self._here, "count", 0)
+
+    @staticmethod
+    def _note(here: Any, event: str, duration_secs: float, **kwargs: Any) -> None:
         if event == _COMPILE_EVENT:
-            self.count += 1
+            here.count = getattr(here, "count", 0) + 1
