@@ -182,7 +182,7 @@ class LLMEngine:
         self._length_hint = LengthHint(max_model_len)
         self._running: dict[str, RunningRequest] = {}
         self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
-        self._due: dict[str, None] = {}  # requests that finished outside a step: aborted ones
+        self._due: dict[str, None] = {}  # requests with news for the next output
         self._counts = {"prompt_tokens": 0, "prompt_tokens_cached": 0, "generation_tokens": 0}
         self.start_up_seconds = phases.seconds
         for line in [*self.start_up_lines(), phases.line()]:
@@ -245,17 +245,15 @@ class LLMEngine:
             self._dispatch(output)
         elif not (self._in_flight or output.copies):
             self._runner.host.wait()
-        touched = self._due
-        self._due = {}
         while len(self._in_flight) > LOOKAHEAD:
-            touched |= self._finish(*self._in_flight.popleft())
+            self._finish(*self._in_flight.popleft())
         if self._in_flight and self._in_flight[-1][0].awaits_masks:
             step, dispatched_time = self._in_flight.pop()
             self._in_flight.append((self._sample(step), dispatched_time))
         if not (self.config.async_scheduling and output.scheduled):
             while self._in_flight:
-                touched |= self._finish(*self._in_flight.popleft())
-        outputs = self._outputs(touched)
+                self._finish(*self._in_flight.popleft())
+        outputs = self._outputs()
         self._iterations.note_host(time.perf_counter() - began - (self._runner.times.wait - waited))
         return StepOutput(outputs, output)
 
@@ -432,7 +430,7 @@ class LLMEngine:
     def _note_scheduled(self, output: SchedulerOutput) -> None:
         now = time.monotonic()
         for item in output.scheduled:
-            if item.is_new_row and not item.request.num_preemptions:
+            if item.is_new_row:
                 running, _ = self._completions[item.request.request_id]
                 if running.metrics.first_scheduled_time is None:
                     running.metrics.first_scheduled_time = now
@@ -482,8 +480,8 @@ class LLMEngine:
         if self._speculation is not None:
             self._speculation.note_dispatch(output)
 
-    def _finish(self, step: InFlightStep, dispatched_time: float) -> dict[str, None]:
-        """Read one step and give its tokens to their requests. Returns the ids of requests with news."""
+    def _finish(self, step: InFlightStep, dispatched_time: float) -> None:
+        """Read one step and give its tokens to their requests."""
         result = self._runner.read(step)
         num_tokens = step.output.num_tokens - step.output.num_draft_tokens
         num_accepted = sum([one.num_accepted for one in result.verified])
@@ -493,7 +491,6 @@ class LLMEngine:
             self._scheduler.note_step(num_requests=len(step.output.scheduled), num_tokens=num_tokens, seconds=share)
         if self._speculation is not None:
             self._speculation.note_result(step.output, result.verified, seconds)
-        touched: dict[str, None] = {}
         for scored in result.prompt_logprobs:
             known = self._completions.get(scored.request.request_id)
             if known is not None:
@@ -503,8 +500,7 @@ class LLMEngine:
             running, completion = self._completions[request.request_id]
             self._push(running, completion, token_ids, result)
             if running.wants_parts or request.is_finished:
-                touched[running.new.request_id] = None
-        return touched
+                self._due[running.new.request_id] = None
 
     def _push(
         self, running: RunningRequest, completion: RunningCompletion, token_ids: list[int], result: StepResult
@@ -543,9 +539,10 @@ class LLMEngine:
             self._scheduler.finish(completion.request, RequestStatus.FINISHED_STOPPED)
             completion.flush()
 
-    def _outputs(self, touched: dict[str, None]) -> list[RequestOutput]:
+    def _outputs(self) -> list[RequestOutput]:
+        due, self._due = self._due, {}
         outputs = []
-        for request_id in touched:
+        for request_id in due:
             running = self._running.get(request_id)
             if running is None:
                 continue

@@ -120,6 +120,24 @@ def test_a_prefix_that_has_left_the_device_comes_back_from_the_host(engine, monk
     assert grown(engine, before, "num_preemptions") == 0
 
 
+def test_a_request_that_is_preempted_before_its_prefix_has_come_back_counts_once(engine, monkeypatch):
+    """It never had a time at which it was first scheduled, and its prompt was not counted."""
+    monkeypatch.setattr(host_chunks, "MAX_COPIES", 8)
+    assert engine.reset_prefix_cache()
+    prompt, params = list(range(100, 190)), SamplingParams(max_tokens=2, **GREEDY)
+    for request_id, ids in [("first", prompt), *((f"other {i}", [i] * 100) for i in range(3))]:
+        engine.add_request(request_id, ids, params)
+        list(run(engine))
+    before = engine.stats()
+    engine.add_request("again", prompt, params)
+    catch(engine, "SWAPPING_IN")
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+    (output,) = run(engine)
+    assert grown(engine, before, "num_preemptions") == 1
+    assert output.metrics.first_scheduled_time is not None
+    assert grown(engine, before, "prompt_tokens") == len(prompt)
+
+
 class Breaks:
     """In place of a transfer: the first ones raise, as JAX does where there is no pinned memory left."""
 
