@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from pagedjax.execution.gumbel import threefry_2x32
 from pagedjax.execution.logprobs import top_logprobs
 from pagedjax.execution.probabilities import probabilities
-from pagedjax.execution.rejection import verify_standard
+from pagedjax.execution.rejection import accept_or_replace, reached
 from pagedjax.execution.request_state import RowState, SamplerState, gather_sampling_rows
 from pagedjax.execution.sampler import Variant, sample
 from pagedjax.execution.sampling_rows import SamplingRows
@@ -177,22 +177,10 @@ class Verification:
         self, chances: Array | None, logits: Array, positions: Array, params: SamplingRows, rows: Array, index: Array,
         draft: Array, is_drafted: Array,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """Return the draft, or a token in its place that never equals it, by the standard rule for one draft."""
+        """Go by the standard rule."""
         target, is_valid = probabilities(logits, positions, params)
-        drawn_from = None if chances is None else chances.at[rows, index].get(mode="clip")[:, None]
-        tokens, _ = verify_standard(
-            jnp.stack([target, target], axis=1), draft[:, None], is_drafted.astype(jnp.int32), drawn_from,
-            params.seeds, positions,
-        )  # fmt: skip
-        return tokens[:, 0], is_valid
-
-
-def reached(is_right: Bool[Array, "B K"], num_drafts: Int[Array, " B"]) -> Bool[Array, "B n"]:
-    """Whether each position's token counts: all drafts up to it exist and were right. The first always does."""
-    index = jnp.arange(is_right.shape[1], dtype=jnp.int32)
-    is_accepted = is_right & (index[None, :] < num_drafts[:, None])
-    accepted = jnp.cumprod(is_accepted.astype(jnp.int32), axis=1) == 1
-    return jnp.concatenate([jnp.ones((is_right.shape[0], 1), jnp.bool_), accepted], axis=1)
+        drawn_from = None if chances is None else chances.at[rows, index].get(mode="clip")
+        return accept_or_replace(target, draft, is_drafted, drawn_from, params.seeds, positions), is_valid
 
 
 def force(

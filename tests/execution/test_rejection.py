@@ -17,7 +17,7 @@ import pytest
 
 from pagedjax.execution.gumbel import gumbel_noise
 from pagedjax.execution.probabilities import probabilities
-from pagedjax.execution.rejection import count_accepted, verify_standard
+from pagedjax.execution.rejection import accept_or_replace, reached
 from pagedjax.execution.sampler import sample
 from tests.execution import naive_sampler
 from tests.execution.naive_sampler import Row, pack
@@ -59,7 +59,7 @@ def sampling_noise() -> np.ndarray:
     return np.asarray(noise).reshape(NUM_SEQUENCES, num_positions, VOCAB_SIZE)
 
 
-_probabilities, _verify, _count_accepted = (jax.jit(f) for f in (probabilities, verify_standard, count_accepted))
+_probabilities, _accept_or_replace, _reached = (jax.jit(f) for f in (probabilities, accept_or_replace, reached))
 _sample = partial(jax.jit, static_argnames="variant")(sample)
 
 
@@ -94,18 +94,34 @@ def draw(table: np.ndarray, contexts: np.ndarray, noise: np.ndarray, positions: 
 
 
 def coupled(batch: Batch):
-    sampled = batch.draw(batch.noise)
-    return sampled, _count_accepted(sampled, batch.drafts, batch.num_drafts)
+    return accepted(batch.draw(batch.noise), batch.drafts, batch.num_drafts)
+
+
+def accepted(tokens: np.ndarray, drafts: np.ndarray, num_drafts: np.ndarray):
+    """Return the tokens [B, K + 1], of which the first 1 + accepted count, and the number of accepted drafts."""
+    return tokens, np.asarray(_reached(tokens[:, :-1] == drafts, num_drafts))[:, 1:].sum(axis=1)
+
+
+def verify(p: np.ndarray, drafts: np.ndarray, num_drafts: np.ndarray, q: np.ndarray | None, seeds, positions):
+    """Go by the standard rule from one position to the next, as an engine does: p is [B, K + 1, V], q [B, K, V]."""
+    columns = []
+    for i in range(NUM_DRAFTS + 1):
+        at = min(i, NUM_DRAFTS - 1)  # after the last draft nothing is drafted
+        draft = np.where(i < num_drafts, drafts[:, at], -1).astype(np.int32)
+        columns.append(
+            _accept_or_replace(p[:, i], draft, i < num_drafts, None if q is None else q[:, at], seeds, positions + i)
+        )
+    return accepted(np.stack(columns, axis=1), drafts, num_drafts)
 
 
 def standard(batch: Batch):
     q = batch.q[batch.contexts[:, :-1]]
-    return _verify(batch.p[batch.contexts], batch.drafts, batch.num_drafts, q, batch.seeds, batch.positions)
+    return verify(batch.p[batch.contexts], batch.drafts, batch.num_drafts, q, batch.seeds, batch.positions)
 
 
 def looked_up(batch: Batch):
     """The same for drafts that were not drawn."""
-    return _verify(batch.p[batch.contexts], batch.drafts, batch.num_drafts, None, batch.seeds, batch.positions)
+    return verify(batch.p[batch.contexts], batch.drafts, batch.num_drafts, None, batch.seeds, batch.positions)
 
 
 def always_accepting(batch: Batch):
@@ -146,13 +162,13 @@ def generate(rule: Callable, draft: np.ndarray, row: Row) -> tuple[np.ndarray, f
         for i in range(NUM_DRAFTS):
             contexts.append(draw(drafted_from, contexts[-1], sampling_noise(), positions + i))
         batch = Batch(p, q, np.stack(contexts, axis=1), SEEDS, positions, sampling_noise())
-        new, accepted = (np.asarray(values) for values in rule(batch))
+        new, num_right = (np.asarray(values) for values in rule(batch))
         for i in range(NUM_DRAFTS + 1):
-            rows = index[is_open & (i <= accepted)]
+            rows = index[is_open & (i <= num_right)]
             tokens[rows, lengths[rows] + i] = new[rows, i]
-        lengths += np.where(is_open, 1 + accepted, 0).astype(np.int32)
+        lengths += np.where(is_open, 1 + num_right, 0).astype(np.int32)
         num_verified += is_open.sum() * NUM_DRAFTS
-        num_accepted += accepted[is_open].sum()
+        num_accepted += num_right[is_open].sum()
     return tokens[:, :LENGTH] @ PLACES, num_accepted / num_verified
 
 
@@ -232,12 +248,12 @@ def test_only_the_first_drafts_of_a_row_count_and_rows_do_not_depend_on_their_ne
     contexts = np.stack([positions, positions // 6, positions // 36], axis=1) % VOCAB_SIZE
     num_drafts = positions % 3
     arguments = (p[contexts], contexts[:, 1:], num_drafts, q[contexts[:, :-1]], SEEDS, positions)
-    tokens, accepted = (np.asarray(values) for values in _verify(*arguments))
-    assert (accepted <= num_drafts).all()
-    assert ((accepted == 0) & (num_drafts == 2)).any()
-    assert ((accepted == 2) & (num_drafts == 2)).any()
-    reversed_tokens, reversed_accepted = _verify(*(values[::-1] for values in arguments))
+    tokens, num_accepted = verify(*arguments)
+    assert (num_accepted <= num_drafts).all()
+    assert ((num_accepted == 0) & (num_drafts == 2)).any()
+    assert ((num_accepted == 2) & (num_drafts == 2)).any()
+    reversed_tokens, reversed_accepted = verify(*(values[::-1] for values in arguments))
     np.testing.assert_array_equal(reversed_tokens[::-1], tokens)
-    np.testing.assert_array_equal(reversed_accepted[::-1], accepted)
-    without, _ = _verify(*arguments[:2], np.zeros_like(num_drafts), *arguments[3:])
-    np.testing.assert_array_equal(np.asarray(without)[num_drafts == 0], tokens[num_drafts == 0])
+    np.testing.assert_array_equal(reversed_accepted[::-1], num_accepted)
+    without, _ = verify(*arguments[:2], np.zeros_like(num_drafts), *arguments[3:])
+    np.testing.assert_array_equal(without[num_drafts == 0, 0], tokens[num_drafts == 0, 0])
