@@ -83,7 +83,6 @@ class Scheduler:
         max_model_len: int,
         enable_prefix_caching: bool = True,
         policy: Literal["fcfs", "priority"] = "fcfs",
-        max_query_len: int | None = None,
         max_preemptions: int = MAX_PREEMPTIONS,
         watermark: float = 0.0,
         pacing: Pacing | None = None,
@@ -95,7 +94,6 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.max_query_len = max_query_len or max_num_batched_tokens
         self.policy = policy
         self.max_preemptions = max_preemptions
         self.pacing = pacing or Pacing()
@@ -163,7 +161,8 @@ class Scheduler:
         timed_out = self._deadlines.expired(now)
         for request in timed_out:
             self.finish(request, RequestStatus.FINISHED_TIMEOUT)
-        output = SchedulerOutput(finished_requests=self._reap(), timed_out=timed_out)
+        self._reap()
+        output = SchedulerOutput(timed_out=timed_out)
         output.copies = self.swapping.begin(progress or CopyProgress())
         self._beams.begin()
         max_prompt_tokens = self.pacing.max_prompt_tokens(self.running)
@@ -177,19 +176,6 @@ class Scheduler:
             self._serve(self._admissions(output), output)
         self.swapping.end()
         return output
-
-    def update(
-        self,
-        output: SchedulerOutput,
-        sampled: Mapping[str, list[int]],
-        failed: Collection[str] = (),
-        candidates: Mapping[str, Candidates] | None = None,
-    ) -> list[tuple[Request, list[int]]]:
-        """Do all of `confirm` at once; return the new tokens of each request that was alive."""
-        confirmed: dict[str, tuple[Request, list[int]]] = {}
-        for request, token_ids in self.confirm(output, sampled, failed, candidates):
-            confirmed.setdefault(request.request_id, (request, []))[1].extend(token_ids)
-        return list(confirmed.values())
 
     def confirm(
         self,
@@ -382,7 +368,7 @@ class Scheduler:
         self.requests[request.request_id] = request
         self._deadlines.add(request)
 
-    def _reap(self) -> list[Request]:
+    def _reap(self) -> None:
         finished, self._finished = self._finished, []
         for request in finished:
             rows: list[int] = []
@@ -397,7 +383,6 @@ class Scheduler:
                 del queue[bisect_left(queue, request.order, key=_by_order)]
             self._release(request)
             self._give_back_rows(rows)
-        return finished
 
     def _serve(self, requests: Iterable[Request], output: SchedulerOutput, *, num_behind: int = 0) -> None:
         """Plan the next tokens of requests in their order until the budget is spent: the one scheduling rule.
@@ -420,7 +405,7 @@ class Scheduler:
             may_copy = (request.is_new_row or has_forks or request.is_beam) and self._writes_shared_block(request)
             num_new, num_drafts = bound - context_len, 0
             if num_new > 1:
-                num_new = min(num_new, self.max_query_len, self._prompt_budget, budget, max(budget - num_behind, 1))
+                num_new = min(num_new, self._prompt_budget, budget, max(budget - num_behind, 1))
                 if not num_new:
                     continue
                 self._prompt_budget -= num_new

@@ -33,7 +33,6 @@ class SchedulerOutput:
     copies: BlockCopies = field(default_factory=BlockCopies)
     preempted: list[Request] = field(default_factory=list)
     timed_out: list[Request] = field(default_factory=list)
-    finished_requests: list[Request] = field(default_factory=list)  # their blocks and rows were freed just now
     forked_blocks: list[tuple[int, int]] = field(default_factory=list)  # (from, to), on the device, after `copies`
 
     @property

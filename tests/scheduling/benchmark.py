@@ -11,7 +11,7 @@ import statistics
 import time
 
 from pagedjax.scheduling.scheduler import Scheduler
-from tests.scheduling.fake_device import make_request
+from tests.scheduling.fake_device import confirm, make_request
 
 
 def measure(batch: int, prompt_len: int, iterations: int) -> dict[str, list[float]]:
@@ -31,7 +31,7 @@ def measure(batch: int, prompt_len: int, iterations: int) -> dict[str, list[floa
         start = time.perf_counter()
         output = scheduler.schedule()
         middle = time.perf_counter()
-        scheduler.update(in_flight, sampled)
+        confirm(scheduler, in_flight, sampled)
         end = time.perf_counter()
         assert output.num_tokens == batch
         for name, seconds in (("schedule", middle - start), ("update", end - middle), ("both", end - start)):

@@ -225,6 +225,14 @@ class FakeDevice:
         return digests
 
 
+def confirm(scheduler, output, sampled, failed=(), candidates=None):
+    """Confirm a step at once, and return the new tokens of each request that was alive."""
+    confirmed = {}
+    for request, token_ids in scheduler.confirm(output, sampled, failed, candidates):
+        confirmed.setdefault(request.request_id, (request, []))[1].extend(token_ids)
+    return list(confirmed.values())
+
+
 class Driver:
     """Runs a scheduler on the fake device, one iteration ahead unless told otherwise.
 
@@ -340,7 +348,7 @@ class Driver:
         output, sampled = self.in_flight.popleft()
         sampled |= {one: sampled[one][:-1] for one in failed if isinstance(sampled.get(one), list)}
         self.num_accepted += sum(len(token_ids) - 1 for token_ids in sampled.values() if isinstance(token_ids, list))
-        confirmed = self.scheduler.update(output, sampled, failed, candidates=sampled)
+        confirmed = confirm(self.scheduler, output, sampled, failed, candidates=sampled)
         self.scheduler.check_integrity()
         return {request.request_id: token_ids for request, token_ids in confirmed}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagedjax.scheduling.pacing import Pacing
-from tests.scheduling.fake_device import Driver, make_request
+from tests.scheduling.fake_device import Driver, confirm, make_request
 
 BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -46,7 +46,7 @@ class Clock:
         seconds = 0.004 + 1e-5 * next(bucket for bucket in BUCKETS if bucket >= output.num_tokens)
         self.now += seconds
         sampling = [share.request for share in output.scheduled if share.samples]
-        self.scheduler.update(output, {request.request_id: [1] for request in sampling})
+        confirm(self.scheduler, output, {request.request_id: [1] for request in sampling})
         for request in sampling:
             self.times[request.request_id].append(self.now)
         num_requests = len(output.scheduled)

@@ -12,7 +12,7 @@ import pytest
 from pagedjax.scheduling.preemption import CopySpeed, PreemptionCosts
 from pagedjax.scheduling.scheduler import MAX_PREEMPTIONS, Scheduler
 from pagedjax.scheduling.swapping import BlockCopies, CopyProgress
-from tests.scheduling.fake_device import make_request
+from tests.scheduling.fake_device import confirm, make_request
 
 NUM_REQUESTS, MAX_TOKENS, STOP, STEP_COST = 150, 300, 7777, 500
 BLOCK_SIZE = 16
@@ -60,7 +60,7 @@ def run(*, num_blocks, max_num_seqs=64, **options):
                 seconds=STEP_COST + output.num_tokens,
             )  # fmt: skip
         if in_flight is not None:
-            scheduler.update(*in_flight)
+            confirm(scheduler, *in_flight)
         in_flight = (output, sampled) if output.scheduled else None
         num_steps += 1
         work.cost += STEP_COST + output.num_tokens

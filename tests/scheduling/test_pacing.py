@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pagedjax.scheduling.pacing import Pacing
-from tests.scheduling.fake_device import Driver, expected_output, make_request
+from tests.scheduling.fake_device import Driver, confirm, expected_output, make_request
 
 GENERATING = make_request("g", [1, 2, 3])
 GENERATING.num_computed_tokens = 3
@@ -67,7 +67,7 @@ class TestDelay:
                     driver.scheduler.add_request(request)
                     num_arrived += 1
                 output = driver.scheduler.schedule(now)
-                driver.scheduler.update(output, driver.device.execute(output))
+                confirm(driver.scheduler, output, driver.device.execute(output))
                 driver.scheduler.pacing.note_step(
                     num_requests=len(output.scheduled), num_tokens=output.num_tokens, seconds=1.0
                 )

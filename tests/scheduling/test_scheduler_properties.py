@@ -49,7 +49,6 @@ def scheduler_options(draw):
         "max_num_seqs": draw(st.sampled_from([1, 2, 4, 6])),
         "max_num_batched_tokens": draw(st.one_of(st.integers(1, 12), st.integers(20, 60))),
         "max_model_len": draw(st.one_of(st.just(max(capacity, 2)), st.integers(2, 60))),
-        "max_query_len": draw(st.one_of(st.none(), st.integers(1, 9))),
         "max_preemptions": draw(st.integers(1, 3)),
         "watermark": draw(st.sampled_from([0.0, 0.2])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
@@ -75,10 +74,10 @@ def most_iterations(requests, driver):
     Each time that it was preempted it may wait for its blocks to leave and to come back, one copy after another.
     """
     scheduler = driver.scheduler
-    num_copies = 2 * sum(-(-request.max_num_tokens // scheduler.block_size) for request in requests)
+    lengths, budget = [request.max_num_tokens for request in requests], scheduler.max_num_batched_tokens
+    num_copies = 2 * sum(-(-length // scheduler.block_size) for length in lengths)
     waits = (scheduler.max_preemptions + 1) * num_copies * driver.copy_iterations
-    chunk = min(scheduler.max_query_len, scheduler.max_num_batched_tokens)
-    alone = sum(request.max_num_tokens + math.ceil(request.max_num_tokens / chunk) + 2 for request in requests)
+    alone = sum(length + math.ceil(length / budget) + 2 for length in lengths)
     return 3 * (alone + waits) * (len(requests) if scheduler.policy == "priority" else 1) + 2
 
 
