@@ -84,9 +84,7 @@ async def send_events(
             raise  # nobody listens any more
         except Exception as error:
             await stream.send(framing.error(to_api_error(error)).encode())
-    if framing.end:
-        await stream.send(framing.end)
-    await response.write_eof()
+        await stream.end(framing.end)
     return response
 
 
@@ -109,6 +107,16 @@ class _EventStream:
         self.is_blocked = True
         await self._response.write(data)
         self.is_blocked = False
+
+    async def end(self, data: bytes) -> None:
+        """Write the last `data` and wait until the client has taken everything.
+
+        Raises:
+          ConnectionError: the client has left.
+        """
+        self.sent_time = time.monotonic()
+        self.is_blocked = True
+        await self._response.write_eof(data)
 
     def drop(self) -> None:
         """Cut the connection, which ends the handler."""

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import socket
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from pagedjax.async_engine import AsyncEngine
 from servers import ServerConfig, body, create_app, generation, streaming
+from servers.state import STATE
 from tests.servers.fakes import FakeEngine
 from tests.servers.pauses import Pauses
 
@@ -118,9 +120,9 @@ async def test_a_busy_stream_sends_no_comments(serve, fake):
     assert "keep-alive" not in await response.text()
 
 
-async def slow_reader(client, request):
+async def slow_reader(client, request, **options):
     """Connect with a small window, send `request` and read nothing."""
-    reader, writer = await asyncio.open_connection(client.host, client.port, limit=1)
+    reader, writer = await asyncio.open_connection(client.host, client.port, limit=1, **options)
     body = json.dumps(request).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -147,6 +149,25 @@ async def test_a_slow_reader_holds_back_only_itself(monkeypatch):
         quick.close()
         writer.close()
         await fake.until(lambda: len(fake.aborted) == 2)
+    await engine.shutdown()
+
+
+async def test_a_reader_that_stops_before_the_end_is_dropped_too(monkeypatch):
+    """Only events were watched, not the last bytes: it kept its place in the queue for as long as it was connected."""
+    monkeypatch.setattr(streaming, "SLOW_READER_SECONDS", 0.2)
+    engine, listening = AsyncEngine(FakeEngine(max_model_len=10**6)), socket.create_server(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    app = create_app(engine, ServerConfig())
+    async with TestServer(app, socket_factory=lambda *_: listening) as server:
+        # 100 kB in pieces: aiohttp waits for the client after 64 kB, when it still has room, and at the end
+        body = {"prompt": "x" * 2400, "n": 40, "max_tokens": 1, "stream": True, "echo": True}
+        _, writer = await slow_reader(server, body)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        async with asyncio.timeout(20):
+            while not len(app[STATE].open_requests):  # noqa: ASYNC110  no event
+                await asyncio.sleep(0.01)
+            await app[STATE].open_requests.wait_empty()
+        writer.close()
     await engine.shutdown()
 
 
