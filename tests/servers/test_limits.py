@@ -120,9 +120,13 @@ async def test_a_busy_stream_sends_no_comments(serve, fake):
     assert "keep-alive" not in await response.text()
 
 
-async def slow_reader(client, request, **options):
+async def slow_reader(client, request):
     """Connect with a small window, send `request` and read nothing."""
-    reader, writer = await asyncio.open_connection(client.host, client.port, limit=1, **options)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, (client.host, client.port))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1)
     body = json.dumps(request).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -155,17 +159,16 @@ async def test_a_slow_reader_holds_back_only_itself(monkeypatch):
 async def test_a_reader_that_stops_before_the_end_is_dropped_too(monkeypatch):
     """Only events were watched, not the last bytes: it kept its place in the queue for as long as it was connected."""
     monkeypatch.setattr(streaming, "SLOW_READER_SECONDS", 0.2)
-    engine, listening = AsyncEngine(FakeEngine(max_model_len=10**6)), socket.create_server(("127.0.0.1", 0))
+    fake, listening = FakeEngine(max_model_len=10**6), socket.create_server(("127.0.0.1", 0))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    engine = AsyncEngine(fake)
     app = create_app(engine, ServerConfig())
     async with TestServer(app, socket_factory=lambda *_: listening) as server:
         # 100 kB in pieces: aiohttp waits for the client after 64 kB, when it still has room, and at the end
         body = {"prompt": "x" * 2400, "n": 40, "max_tokens": 1, "stream": True, "echo": True}
         _, writer = await slow_reader(server, body)
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await fake.until(lambda: fake.added)
         async with asyncio.timeout(20):
-            while not len(app[STATE].open_requests):  # noqa: ASYNC110  no event
-                await asyncio.sleep(0.01)
             await app[STATE].open_requests.wait_empty()
         writer.close()
     await engine.shutdown()
