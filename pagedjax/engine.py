@@ -27,7 +27,7 @@ from pagedjax.execution.in_flight import InFlightStep, StepResult
 from pagedjax.execution.model_runner import ModelRunner
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.step import TokenLogprobs
-from pagedjax.iteration_stats import Histogram, IterationStats, StepTimes
+from pagedjax.iteration_stats import Histogram, IterationStats
 from pagedjax.length_hint import LengthHint
 from pagedjax.loading import load_model
 from pagedjax.loading.generation_config import generation_defaults
@@ -178,7 +178,6 @@ class LLMEngine:
         self._iterations = IterationStats(
             weight_bytes=ledger.weights, kv_bytes_per_token=ledger.block / self.config.block_size
         )
-        self._step_times = StepTimes()
         self._length_hint = LengthHint(max_model_len)
         self._running: dict[str, RunningRequest] = {}
         self._completions: dict[str, tuple[RunningRequest, RunningCompletion]] = {}  # by child request id
@@ -486,9 +485,7 @@ class LLMEngine:
         num_tokens = step.output.num_tokens - step.output.num_draft_tokens
         num_accepted = sum([one.num_accepted for one in result.verified])
         seconds = self._iterations.note_result(dispatched_time, num_tokens=num_tokens + num_accepted)
-        share = self._step_times.share(num_tokens, seconds, is_awaited=bool(step.sampling))
-        if share is not None:
-            self._scheduler.note_step(num_requests=len(step.output.scheduled), num_tokens=num_tokens, seconds=share)
+        self._scheduler.note_step(num_requests=len(step.output.scheduled), num_tokens=num_tokens, seconds=seconds)
         if self._speculation is not None:
             self._speculation.note_result(step.output, result.verified, seconds)
         for scored in result.prompt_logprobs:

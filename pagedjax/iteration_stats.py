@@ -105,24 +105,3 @@ class IterationStats:
             "iteration_step_time_seconds": self._step_seconds,
         }
         return {name: histogram.copy() for name, histogram in named.items()}
-
-
-class StepTimes:
-    """Shares out the device's time where nobody waited for a step: one that samples nothing, of which nothing is read.
-
-    Its time passes while the next step that samples is waited for.
-    """
-
-    def __init__(self) -> None:
-        self._num_tokens = 0
-        self._seconds = 0.0
-
-    def share(self, num_tokens: int, seconds: float, *, is_awaited: bool) -> float | None:
-        """Return how long a step of so many tokens took, by its share of the tokens; None if nobody waited for it."""
-        self._num_tokens += num_tokens
-        self._seconds += seconds
-        if not is_awaited:
-            return None
-        share = self._seconds * num_tokens / self._num_tokens
-        self._num_tokens, self._seconds = 0, 0.0
-        return share

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -383,6 +384,29 @@ def test_nothing_compiles_after_ready_whatever_the_parameters_and_lengths(engine
     assert engine.stats()["num_compilations_after_ready"] == before == 0
 
 
+def test_a_prompt_that_computes_alone_is_never_more_than_two_steps_ahead_of_the_device():
+    """Nothing was read of a chunk that samples nothing, so all chunks were handed over at once: aborts, deadlines and
+    new requests then waited for the whole prompt."""
+    engine, under_way, most = fake_engine(max_num_batched_tokens=16), [], 0
+    executables, name = engine._runner._executables, "forward 16 tokens"
+    forward = executables[name]
+    wait = jax.jit(lambda x: jax.pure_callback(lambda y: (time.sleep(0.05), y)[1], x, x))
+    jax.block_until_ready(wait(jnp.zeros((4, VOCAB_SIZE))))
+
+    def slow_forward(*arguments):
+        *others, last_hidden = forward(*arguments)
+        under_way.append(wait(last_hidden))
+        return *others, under_way[-1]
+
+    executables[name] = slow_forward
+    engine.add_request("long", prompts(1, low=120, high=121)[0], SamplingParams(max_tokens=1))
+    while engine.has_unfinished_requests():
+        engine.step()
+        most = max(most, sum(not one.is_ready() for one in under_way))
+    assert (len(under_way), most) == (8, 1)
+    engine.shutdown()
+
+
 def test_a_compilation_of_another_thread_is_not_the_engines(engine, monkeypatch):
     """It was counted if it ended while a step was dispatched."""
     fork_blocks, before = engine._runner._fork_blocks, engine.stats()["num_compilations_after_ready"]
@@ -452,11 +476,11 @@ def test_a_prompt_in_chunks_does_not_seem_slower_by_their_number(engine, monkeyp
     cheap.
     """
     assert engine.reset_prefix_cache()
-    seconds, noted, note_step = iter([0.0, 0.1]), [], engine._scheduler.note_step
+    seconds, noted, note_step = iter([0.06, 0.04]), [], engine._scheduler.note_step
     monkeypatch.setattr(engine._iterations, "note_result", lambda dispatched_time, num_tokens: next(seconds))
     monkeypatch.setattr(engine._scheduler, "note_step", lambda **step: (noted.append(step), note_step(**step)))
     run_all(engine, [("a", list(range(100)), SamplingParams(max_tokens=1))])
-    assert noted == [{"num_requests": 1, "num_tokens": 36, "seconds": 0.1 * 36 / 100}]
+    assert [(step["num_tokens"], step["seconds"]) for step in noted] == [(64, 0.06), (36, 0.04)]
 
 
 def test_a_limit_far_above_what_requests_use_is_a_hint_in_the_log(engine, monkeypatch, caplog):

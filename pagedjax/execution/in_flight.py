@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 
@@ -37,6 +38,7 @@ class InFlightStep:
     beams: jax.Array | None = None  # [B, 2 * NUM_BEAM_CANDIDATES], None when no row belongs to a beam search
     last_hidden: jax.Array | None = None  # [max_num_seqs, D], or what verifies, while sampling waits for masks
     drafts: jax.Array | None = None  # [B, K] of the rows that verify some, in the order of the plan
+    computed: jax.Array | None = None  # what a step that samples nothing computes last: nothing of it is read
 
     @property
     def awaits_masks(self) -> bool:
@@ -44,9 +46,9 @@ class InFlightStep:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the device has computed it; of a step that samples nothing this cannot be told, and is False."""
-        array = self.beams if self.result is None else self.result
-        return array is not None and array.is_ready()  # pyright: ignore[reportAttributeAccessIssue]  untyped
+        """Whether the device has computed it; False while it waits for masks."""
+        arrays: list[Any] = [array for array in (self.result, self.beams, self.computed) if array is not None]
+        return bool(arrays) and arrays[0].is_ready()
 
 
 @dataclass(frozen=True)

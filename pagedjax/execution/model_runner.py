@@ -134,7 +134,8 @@ class ModelRunner:
             beams = self._run_beams(last_hidden, len(sampling)) if needs & RowNeeds.BEAMS else None
             is_left = sampling and not all(item.request.is_beam for item in sampling)
             left = (last_hidden if picked is None else picked) if is_left else None
-            step = InFlightStep(output, sampling, None, None, scores, beams, left, drafts)
+            computed = None if sampling else last_hidden
+            step = InFlightStep(output, sampling, None, None, scores, beams, left, drafts, computed)
             if is_left and not needs & RowNeeds.GRAMMAR:
                 step = self._sample(step, needs)
         _start_copies(step)
@@ -180,9 +181,11 @@ class ModelRunner:
         return {item.row: drafts[i, : item.num_draft_tokens].tolist() for i, item in enumerate(drafting)}
 
     def read(self, step: InFlightStep) -> StepResult:
-        """Wait for a step's arrays and hand them over by request."""
+        """Wait for a step and hand its arrays over by request."""
         began = time.perf_counter()
         result = StepResult()
+        if step.computed is not None:
+            jax.block_until_ready(step.computed)
         if step.result is not None:
             self._read_tokens(step, np.asarray(step.result), result)
         if step.beams is not None:

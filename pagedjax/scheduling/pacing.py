@@ -47,7 +47,7 @@ class Pacing:
         return max(1, self._limit(num_generating) - num_generating) if num_generating else None
 
     def note_step(self, *, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """Take note of a step that sampled: its requests, its tokens and how long the device took."""
+        """Take note of a step: its requests, its tokens and how long the device took."""
         if num_tokens <= num_requests:
             return  # no tokens of prompts
         self._last_prompt_seconds = seconds

@@ -33,7 +33,7 @@ class PreemptionCosts:
         self._num_tokens = self._seconds = 0.0
 
     def note_step(self, *, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """Take note of a step that sampled: its requests, its tokens and how long the device took."""
+        """Take note of a step: its requests, its tokens and how long the device took."""
         if num_tokens > 2 * num_requests:  # mostly prompts
             self._num_tokens = FORGETTING * self._num_tokens + num_tokens
             self._seconds = FORGETTING * self._seconds + seconds

@@ -241,7 +241,7 @@ class Scheduler:
         self._end(request, status, stop_reason)
 
     def note_step(self, *, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """Take note of a step that sampled: its requests, its tokens and how long the device took."""
+        """Take note of a step: its requests, its tokens and how long the device took."""
         self.pacing.note_step(num_requests=num_requests, num_tokens=num_tokens, seconds=seconds)
         self.swapping.costs.note_step(num_requests=num_requests, num_tokens=num_tokens, seconds=seconds)
 
