@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,6 +95,13 @@ class StepOutput:
         return len(self.outputs)
 
 
+@contextmanager
+def own_settings() -> Iterator[None]:
+    """Allow what a caller's debugging context may forbid: host arrays for executables, and executables."""
+    with jax.transfer_guard("allow"), jax.disable_jit(False):
+        yield
+
+
 class LLMEngine:
     """Serves requests of one model on one device.
 
@@ -111,6 +119,7 @@ class LLMEngine:
       ConfigError: the options, the checkpoint or the memory do not allow it.
     """
 
+    @own_settings()
     def __init__(
         self,
         config: EngineConfig,
@@ -172,7 +181,7 @@ class LLMEngine:
             self._speculation = Speculation(
                 self.config.speculation, self._runner.num_missing, max_num_read=self._runner.max_num_read
             )
-        self._is_open = True
+        self._closed_because: str | None = None
         self._in_flight: deque[tuple[InFlightStep, float]] = deque()  # with the time of its dispatch
         ledger = self._runner.ledger
         self._iterations = IterationStats(
@@ -227,10 +236,20 @@ class LLMEngine:
     def step(self) -> StepOutput:
         """Run one iteration: schedule and dispatch the next step, then read the one before.
 
+        An exception in the middle of it, an interrupt too, leaves requests and device at odds: the engine is closed.
+
         Raises:
-          EngineDeadError: the engine was shut down.
+          EngineDeadError: the engine was shut down, or an earlier step failed.
         """
         self._check_open()
+        try:
+            with own_settings():
+                return self._step()
+        except BaseException as error:
+            self._close(f"was closed when a step ended in {type(error).__name__}: {error}")
+            raise
+
+    def _step(self) -> StepOutput:
         began, waited = time.perf_counter(), self._runner.times.wait
         if self._speculation is not None:
             self._speculation.plan(self._scheduler.running, has_prompts=self._scheduler.expects_prompts)
@@ -284,7 +303,8 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do."""
-        return bool(self._running or self._in_flight or self._scheduler.has_work())
+        has_work = bool(self._running or self._in_flight or self._scheduler.has_work())
+        return has_work and self._closed_because is None
 
     def unfinished_request_ids(self) -> set[str]:
         """Ids of requests whose last output has not been handed out."""
@@ -360,10 +380,11 @@ class LLMEngine:
                 f"the weights cannot change under {len(self._running)} unfinished requests and "
                 f"{self._scheduler.pinned.num_blocks} pinned blocks; let the requests end and unpin prefixes"
             )
-        loaded = load_model(self.config, params=params, model_config=self.model_config)
-        while self.has_unfinished_requests():
-            self.step()  # nothing but what the last requests left in flight
-        self._runner.replace_weights(loaded.model)
+        with own_settings():
+            loaded = load_model(self.config, params=params, model_config=self.model_config)
+            while self.has_unfinished_requests():
+                self.step()  # nothing but what the last requests left in flight
+            self._runner.replace_weights(loaded.model)
         self._scheduler.reset_prefix_cache()
         if self._speculation is not None:
             self._speculation.reset()
@@ -382,16 +403,12 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """Drop every request and free the device memory; harmless when repeated. The engine is of no use afterwards."""
-        if self._is_open:
-            self._is_open = False
+        if self._closed_because is None:
             self.abort(list(self._running))
             while self._in_flight:
                 self._runner.read(self._in_flight.popleft()[0])
             self._scheduler.schedule()  # frees the blocks
-            self._running.clear()
-            self._completions.clear()
-            self._due.clear()
-            self._runner.close()
+            self._close("was shut down")
 
     def check_integrity(self) -> None:
         """Assert that free, used and cached blocks add up."""
@@ -413,8 +430,14 @@ class LLMEngine:
         return self._runner.times
 
     def _check_open(self) -> None:
-        if not self._is_open:
-            raise EngineDeadError("the engine was shut down; make a new one")
+        if self._closed_because is not None:
+            raise EngineDeadError(f"the engine {self._closed_because}; make a new one")
+
+    def _close(self, reason: str) -> None:
+        self._closed_because = reason
+        for held in (self._running, self._completions, self._due, self._in_flight):
+            held.clear()
+        self._runner.close()
 
     def _prefix(self, prompt: str | Sequence[int], cache_salt: str | None) -> Request:
         params = SamplingParams(max_tokens=1, seed=0)

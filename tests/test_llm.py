@@ -6,11 +6,12 @@ import signal
 import threading
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 import pagedjax.llm
-from pagedjax import LLM, EngineDeadError, InvalidRequestError, SamplingParams
+from pagedjax import LLM, EngineDeadError, InvalidRequestError, SamplingParams, interrupts
 from tests.fakes import continuation, fake_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -150,6 +151,68 @@ def test_an_interrupt_ends_the_call_after_the_step_and_leaves_the_engine_usable(
     assert not engine.unfinished_request_ids()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert tokens(llm.generate([[1, 2]], GREEDY, use_tqdm=False)) == continuation([1, 2], 12)
+
+
+@pytest.mark.usefixtures("_heard")
+def test_a_second_interrupt_waits_for_the_step_too_unless_the_step_does_not_end(llm, engine, monkeypatch):
+    """Two quick ones tore a step in half, and every later call failed with "Array has been deleted"."""
+    step, num_went_on = engine.step, 0
+
+    def interrupted_step():
+        nonlocal num_went_on
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        num_went_on += 1
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted_step)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1], [2]], GREEDY, use_tqdm=False)
+    assert num_went_on > 0
+    monkeypatch.setattr(engine, "step", step)
+    assert tokens(llm.generate([[1, 2]], GREEDY, use_tqdm=False)) == continuation([1, 2], 12)
+    monkeypatch.setattr(interrupts, "PATIENCE", -1.0)
+    num_held_back = 0
+
+    def interrupted_for_long():
+        nonlocal num_held_back
+        with interrupts.InterruptAfterwards():
+            while num_held_back < 3:
+                signal.raise_signal(signal.SIGINT)
+                num_held_back += 1
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_for_long()
+    assert num_held_back == 1
+
+
+def test_a_call_works_inside_a_callers_debugging_contexts(monkeypatch):
+    """Host arrays for executables are transfers, and executables are jitted: it failed in the middle of a step."""
+    for context in (jax.transfer_guard("disallow"), jax.disable_jit()):
+        llm = make_llm(monkeypatch, fake_engine())
+        with context:
+            assert tokens(llm.generate([[1, 2]], GREEDY, use_tqdm=False)) == continuation([1, 2], 12)
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("failing", ["_fork_blocks", "_forward"])
+def test_an_engine_whose_step_failed_says_so_to_all_and_stays_closed(failing, monkeypatch):
+    """Prompts that had not been computed counted as cached, so that later calls gave other tokens; a stream hung."""
+    llm = make_llm(monkeypatch, fake_engine())
+    stream = llm.stream([7, 8, 9], GREEDY)
+    next(stream)
+
+    def fail(*arguments):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(llm.engine._runner, failing, fail)
+    with pytest.raises(MemoryError):
+        llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    for call in (lambda: list(stream), lambda: llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)):
+        with pytest.raises(EngineDeadError, match=r"a step ended in MemoryError: no room; make a new one"):
+            call()
+    assert not llm.engine.has_unfinished_requests()
+    llm.shutdown()
 
 
 def test_a_callers_own_handler_hears_the_interrupt_and_an_ignored_one_stays_ignored(llm, engine, monkeypatch):
