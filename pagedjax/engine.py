@@ -24,6 +24,7 @@ from pagedjax.config import EngineConfig, resolve
 from pagedjax.device import check_devices, device_memory
 from pagedjax.engine_view import EngineView
 from pagedjax.errors import ConfigError, EngineDeadError, InvalidRequestError
+from pagedjax.execution.compilation import cache_directory, jax_cache_in
 from pagedjax.execution.in_flight import InFlightStep, StepResult
 from pagedjax.execution.model_runner import ModelRunner
 from pagedjax.execution.phase_times import PhaseTimes
@@ -135,7 +136,9 @@ class LLMEngine:
         platform = check_devices()
         phases.end("starting the device")
         has_checkpoint = params is None and model_config is None and tokenizer is None
-        load_chat_template(config.chat_template)  # these two before the weights: a wrong path need not wait for them
+        # these three before the weights: a wrong path need not wait for them
+        load_chat_template(config.chat_template)
+        directory = cache_directory(config.compilation_cache_dir)
         self.default_sampling_params = generation_defaults(config) if has_checkpoint else {}
         loaded = loaded or load_model(config, params=params, model_config=model_config)
         jax.block_until_ready(nnx.state(loaded.model))
@@ -150,7 +153,10 @@ class LLMEngine:
             check_same_vocabulary(loaded.config, draft.config)
         elif (draft := load_draft(self.config, loaded.config, self.tokenizer)) is not None:
             phases.end("loading the draft model")
-        self._runner = ModelRunner(loaded, self.config, draft=draft, phases=phases, show_progress=show_progress)
+        with jax_cache_in(directory):
+            self._runner = ModelRunner(
+                loaded, self.config, draft=draft, cache_directory=directory, phases=phases, show_progress=show_progress
+            )
         if platform == "gpu":  # a CPU has nothing left to prepare
             self._runner.warm_up()
             phases.end("warm-up")

@@ -3,43 +3,85 @@
 Also counts compilations, because one after start-up is a bug that a metric shows and a test forbids.
 """
 
+import logging
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from tqdm import tqdm
 
+from pagedjax.errors import ConfigError
 from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.lowering_processes import TaskSpec, lower_all
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.sampler import GPU_COMPILER_OPTIONS
 from pagedjax.execution.tasks import Task
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_CACHE_DIR = "~/.cache/pagedjax/xla"
 MAX_TRITON_TOKENS = 128  # for more rows cuBLAS is as fast as what XLA makes with Triton, and takes less time to choose
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-def enable_cache(directory: str | None) -> Path | None:
-    """Point JAX's persistent cache at `directory` (None: the default, '': off) unless the program set its own.
+def cache_directory(directory: str | None) -> Path | None:
+    """Return where compiled programs are kept (None: the default, '': nowhere), and make it.
 
-    Returns where executables are kept, beside that cache. None where it is off, and where a program that has its own
-    cache named no directory to the engine.
+    None where that is off, where a program has a cache of JAX's own and named none to the engine, and, with a warning,
+    where the default cannot be written to.
+
+    Raises:
+      ConfigError: `directory` cannot be written to.
     """
-    path, current = Path(directory or DEFAULT_CACHE_DIR).expanduser(), jax.config.jax_compilation_cache_dir
-    if directory == "" or (directory is None and current not in (None, str(path))):
+    if directory == "" or (directory is None and jax.config.jax_compilation_cache_dir is not None):
         return None
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if current is None:
-        jax.config.update("jax_compilation_cache_dir", str(path))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return path / "executables"
+    try:
+        path = Path(directory or DEFAULT_CACHE_DIR).expanduser()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} cannot be written to")
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        if directory is not None:
+            raise ConfigError(
+                f"compilation_cache_dir is {directory!r}, which is of no use ({error}); "
+                "choose a directory that can be written to, or '' for none"
+            ) from error
+        logger.warning("nothing that is compiled is kept for the next start: %s; set --compilation-cache-dir", error)
+        return None
+    return path
+
+
+@contextmanager
+def jax_cache_in(directory: Path | None) -> Iterator[None]:
+    """Have JAX's persistent cache in `directory`, of whatever is compiled inside, unless the program has its own."""
+    if directory is None or jax.config.jax_compilation_cache_dir is not None:
+        yield
+        return
+    options = {
+        "jax_compilation_cache_dir": str(directory),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    try:
+        _update(options)
+        yield
+    finally:
+        _update(before)
+
+
+def _update(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # it goes on with the directory of its first use otherwise
 
 
 def compile_all(

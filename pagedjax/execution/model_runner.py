@@ -7,6 +7,7 @@ reads step N, so the device never waits for the host. Knows nothing of text, sto
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from pagedjax.errors import ConfigError
 from pagedjax.execution import executable_cache, kv_cache
 from pagedjax.execution.block_copy import COPY_BUCKETS, pack_copies
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
-from pagedjax.execution.compilation import CompilationCounter, compile_all, enable_cache
+from pagedjax.execution.compilation import CompilationCounter, compile_all
 from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.executables import (
     PLAIN_VARIANTS,
@@ -59,12 +60,13 @@ class ModelRunner:
         config: EngineConfig,
         *,
         draft: LoadedModel | None = None,
+        cache_directory: Path | None = None,
         phases: PhaseTimes | None = None,
         show_progress: bool = False,
     ):
         assert config.max_model_len is not None, "the engine resolves it"
         assert config.max_num_batched_tokens is not None, "the engine resolves it"
-        self._cache_directory = enable_cache(config.compilation_cache_dir)
+        self._cache_directory = None if cache_directory is None else cache_directory / "executables"
         speculative = config.speculation
         self.times = HostTimes()
         self._compilations = CompilationCounter()

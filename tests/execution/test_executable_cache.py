@@ -3,14 +3,14 @@
 import logging
 
 import jax
-import jax.experimental.compilation_cache.compilation_cache
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
-from pagedjax import LLM, SamplingParams
-from pagedjax.execution import executable_cache
-from pagedjax.execution.compilation import compile_all, enable_cache
+from pagedjax import LLM, ConfigError, SamplingParams
+from pagedjax.execution import compilation, executable_cache
+from pagedjax.execution.compilation import cache_directory, compile_all, jax_cache_in
 from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.tasks import Task, jit_with, shapes_of
@@ -25,10 +25,10 @@ X = jnp.arange(4, dtype=jnp.float32)
 @pytest.fixture(autouse=True)
 def _no_jax_cache():
     jax.config.update("jax_enable_compilation_cache", False)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()
+    compilation_cache.reset_cache()
     yield
     jax.config.update("jax_enable_compilation_cache", True)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()
+    compilation_cache.reset_cache()
 
 
 def make(directory, parts=(), name="double", factor=2.0):
@@ -89,12 +89,54 @@ def test_nothing_is_read_from_a_directory_that_others_can_write_to(tmp_path, cap
     assert "written by others" in caplog.text
 
 
-def test_the_directory_follows_jax_and_the_engine(tmp_path, monkeypatch):
-    assert enable_cache("") is None
-    assert enable_cache(None) is None  # the tests' own cache
-    assert enable_cache(str(tmp_path / "a")) == tmp_path / "a" / "executables"
-    monkeypatch.setattr("pagedjax.execution.compilation.DEFAULT_CACHE_DIR", jax.config.jax_compilation_cache_dir)
-    assert enable_cache(None) is not None  # as after a first engine
+@pytest.fixture
+def without_cache():
+    """JAX as a program finds it that has set nothing."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+def test_the_directory_follows_jax_and_the_engine(tmp_path):
+    assert cache_directory("") is None
+    assert cache_directory(None) is None  # the tests' own cache
+    assert cache_directory(str(tmp_path / "a")) == tmp_path / "a"
+
+
+@pytest.mark.usefixtures("without_cache")
+def test_jax_has_a_cache_while_an_engine_is_made_and_none_afterwards(tmp_path):
+    """Whatever the program compiled later was kept too, a second engine's directory was not used, and a program's own
+    thresholds were lost."""
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    for name in ("a", "b"):
+        directory = cache_directory(str(tmp_path / name))
+        with jax_cache_in(directory):
+            jax.jit(lambda x, name=name: x * 3 + len(name))(jnp.arange(5))
+        kept = sorted(directory.iterdir())
+        assert kept
+        jax.jit(lambda x, name=name: x * 7 + len(name))(jnp.arange(6))
+        assert sorted(directory.iterdir()) == kept
+    assert jax.config.jax_compilation_cache_dir is None
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == before
+
+
+@pytest.mark.usefixtures("without_cache")
+def test_a_default_directory_that_cannot_be_written_to_is_a_warning_and_a_given_one_an_error(
+    tmp_path, monkeypatch, caplog
+):
+    """Where the file system is read-only or there is no home, the start ended in a traceback, after the weights."""
+    (tmp_path / "file").touch()
+    nowhere = str(tmp_path / "file" / "cache")
+    monkeypatch.setattr(compilation, "DEFAULT_CACHE_DIR", nowhere)
+    with caplog.at_level(logging.WARNING):
+        assert cache_directory(None) is None
+    assert "set --compilation-cache-dir" in caplog.text
+    with pytest.raises(ConfigError, match=r"compilation_cache_dir is .* choose a directory that can be written to"):
+        cache_directory(nowhere)
 
 
 def test_an_engine_starts_from_cached_executables_and_gives_the_same_tokens(tmp_path, monkeypatch):
