@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.scheduling.beam_group import num_blocks_of
+from pagedjax.scheduling.block_demand import blocks_for
 from pagedjax.scheduling.request import Request
 
 
@@ -38,7 +39,7 @@ def check_request(request: Request, limits: Limits, ids_in_use: Collection[str])
             param="prompt",
         )
     num_tokens = min(request.max_num_tokens, limits.max_model_len)
-    if -(-num_tokens // limits.block_size) > limits.num_blocks:
+    if blocks_for(num_tokens, limits.block_size) > limits.num_blocks:
         raise InvalidRequestError(
             f"prompt and output may reach {num_tokens} tokens, the KV cache holds "
             f"{limits.num_blocks * limits.block_size}; shorten the prompt, lower max_tokens or enlarge the cache",

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pagedjax.scheduling.beam_search import BeamSearch, Candidates
+from pagedjax.scheduling.block_demand import blocks_for
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.request import Request, RequestStatus
 
@@ -130,7 +131,7 @@ def new_search(request: Request) -> BeamSearch:
 
 def num_blocks_of(request: Request, max_num_tokens: int, block_size: int) -> int:
     """Return how many blocks a search can need: the full ones of the prompt once, all others for each hypothesis."""
-    num_each, num_shared = -(-max_num_tokens // block_size), request.num_prompt_tokens // block_size
+    num_each, num_shared = blocks_for(max_num_tokens, block_size), request.num_prompt_tokens // block_size
     return num_shared + request.sampling_params.beam_width * (num_each - num_shared)
 
 

@@ -12,6 +12,7 @@ copies it first. Owns these references and the members held; queues and rows are
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pagedjax.scheduling.block_demand import blocks_for
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.request import Request
 
@@ -123,7 +124,7 @@ class PromptForks:
 
     def _take_over(self, group: PromptGroup) -> None:
         group.num_tokens = group.first.num_prompt_tokens - 1
-        group.block_ids = group.first.block_ids[: -(-group.num_tokens // self._block_size)]
+        group.block_ids = group.first.block_ids[: blocks_for(group.num_tokens, self._block_size)]
         group.block_hashes = group.first.block_hashes[: group.num_tokens // self._block_size]
         self._pool.retain(group.block_ids)
         self._holding.append(group)

@@ -19,9 +19,9 @@ from typing import Literal, NamedTuple
 from pagedjax.scheduling.admissible import Limits, check_request
 from pagedjax.scheduling.beam_group import BeamGroup, BeamGroups, new_search
 from pagedjax.scheduling.beam_search import Candidates
+from pagedjax.scheduling.block_demand import blocks_behind, blocks_for, num_missing_blocks, num_spare_blocks
 from pagedjax.scheduling.block_pool import BlockPool
 from pagedjax.scheduling.deadlines import Deadlines
-from pagedjax.scheduling.draft_room import blocks_behind, num_spare_blocks
 from pagedjax.scheduling.fair_share import FairShare
 from pagedjax.scheduling.fork import PromptForks
 from pagedjax.scheduling.host_pool import HostPool
@@ -104,7 +104,7 @@ class Scheduler:
             self.pool, host_pool, preemption_costs or PreemptionCosts(),
             num_ahead=max_num_batched_tokens // block_size + max_num_seqs,
         )  # fmt: skip
-        is_ample = self.pool.capacity >= max_num_seqs * self._num_blocks(max_model_len)  # nobody ever runs short
+        is_ample = self.pool.capacity >= max_num_seqs * blocks_for(max_model_len, block_size)  # nobody ever runs short
         self.num_watermark_blocks = 0 if is_ample else int(watermark * self.pool.capacity)
         self.requests: dict[str, Request] = {}  # unfinished
         self.running: list[Request] = []
@@ -118,7 +118,7 @@ class Scheduler:
         self._forks = PromptForks(self.pool, block_size)
         self._beams = BeamGroups(self.pool, block_size)
         self.pinned = PinnedPrefixes(
-            self.pool, num_reserved=lambda: max(self._num_blocks(max_model_len), self._beams.most_blocks())
+            self.pool, num_reserved=lambda: max(blocks_for(max_model_len, block_size), self._beams.most_blocks())
         )
         self._deadlines = Deadlines()
         self._free_rows = list(range(max_num_seqs))  # a heap: the smallest first keeps the batch dense
@@ -468,7 +468,7 @@ class Scheduler:
         """
         if not request.output_token_ids or not request.is_beam:  # what beams generate goes on being copied and dropped
             self.prefix_cache.register(request)  # generated tokens have filled a block
-        num_grown = max(0, self._num_blocks(seq_len) - len(request.block_ids))
+        num_grown = max(0, blocks_for(seq_len, self.block_size) - len(request.block_ids))
         while num_grown + (is_shared := self._writes_shared_block(request)) > self._num_takeable(request):
             if self._take_spare_blocks(request) or self.swapping.cut_short() or self._forks.drop():
                 continue
@@ -537,7 +537,7 @@ class Scheduler:
         start = self._start(request)
         num_freed = len(self.pool.freed_by(victim.block_ids for victim in victims).difference(start.block_ids))
         others = [other for other in self.running if other not in victims]
-        num_promised = sum(map(self._num_missing_blocks, others))
+        num_promised = self._num_promised(others)
         num_leaving = len(self.pool.freed_by(self.swapping.leaving_blocks).difference(start.block_ids))
         num_available = self.pool.num_free + num_freed + num_leaving - num_promised - self._num_spare(others)
         return self._num_taken(request, start) <= num_available
@@ -580,7 +580,7 @@ class Scheduler:
         """Admit waiting requests in order while rows and blocks last; nobody overtakes the head."""
         unfinished = [share.request for share in output.scheduled if not share.samples]
         unfinished += [request for request in self.running if request.status is RequestStatus.SWAPPING_IN]
-        num_promised = sum(self._num_missing_blocks(request) for request in unfinished)
+        num_promised = self._num_promised(unfinished)
         while self.waiting and self._prompt_budget:
             if not self._admit(self.waiting[0], num_promised):
                 if not self.running and self._forks.drop():
@@ -589,7 +589,7 @@ class Scheduler:
                 return
             request = self.waiting.pop(0)
             yield request
-            num_promised += self._num_missing_blocks(request)
+            num_promised += self._num_promised([request])
 
     def _admit(self, request: Request, num_promised: int) -> bool:
         """Give a request a row and what the prefix cache has of it; False if its tokens and one more do not fit.
@@ -610,7 +610,7 @@ class Scheduler:
         request.num_registered_tokens = start.num_tokens // self.block_size * self.block_size
         num_needed = num_on_host
         if self._is_settled(request) and not request.is_beam:
-            num_needed = self._num_blocks(request.max_num_tokens) - len(start.block_ids)
+            num_needed = blocks_for(request.max_num_tokens, self.block_size) - len(start.block_ids)
         request.block_ids = start.block_ids + self._allocate(num_needed)
         if request.is_beam:
             self._open_search(request)
@@ -655,7 +655,7 @@ class Scheduler:
             return num_new + self.pool.num_idle(start.block_ids)
         num_tokens = request.max_num_tokens if self._is_settled(request) else request.num_tokens + 1
         has_copy = start.num_tokens % self.block_size > 0  # of the block that the first new token goes into
-        num_new = self._num_blocks(num_tokens) - len(start.block_ids) + has_copy
+        num_new = blocks_for(num_tokens, self.block_size) - len(start.block_ids) + has_copy
         return num_new + self.pool.num_idle(start.block_ids)
 
     def _release(self, request: Request) -> None:
@@ -682,11 +682,6 @@ class Scheduler:
     def _num_rows(self, request: Request) -> int:
         return self._beams.of(request).width if request.is_beam else 1
 
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def _num_missing_blocks(self, request: Request) -> int:
-        """Blocks that admission promised for known tokens and one more, not taken yet."""
-        if request.is_beam:
-            return 0
-        return max(0, self._num_blocks(request.num_tokens + 1) - len(request.block_ids))
+    def _num_promised(self, requests: Iterable[Request]) -> int:
+        """Blocks that admissions promised for known tokens and one more, not taken yet."""
+        return sum([num_missing_blocks(request, request.num_tokens + 1, self.block_size) for request in requests])
