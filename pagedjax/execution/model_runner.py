@@ -94,7 +94,7 @@ class ModelRunner:
                 speculative, self.buckets, draft, max_model_len=self._max_blocks * config.block_size,
                 vocab_size=self._vocab_size, max_logprobs=config.max_logprobs, dtype=self._dtype,
             )  # fmt: skip
-        self._dirty_rows: set[int] = set()  # wide rows that are not neutral
+        self._dirty_rows: set[int] = set()  # wide rows that change something
         self._needs = np.zeros(config.max_num_seqs, np.uint8)  # of each row's request
         self._neutral = neutral_sampler_row(self._vocab_size)
         self._build(loaded, phases or PhaseTimes(), show_progress)

@@ -44,7 +44,8 @@ class RowState:
 class SamplerState:
     """What penalties, biases, masks and bans need: all R rows on the device, or a single one on its way there.
 
-    Neutral for a row that asked for none of them.
+    What every row of a step records, counts and recent tokens, changes nothing for a row that asked for none of them:
+    its penalties are neutral, and it has no bad words.
     """
 
     output_counts: Int[AnyArray, "R V"]

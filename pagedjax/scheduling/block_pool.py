@@ -9,7 +9,7 @@ Where there is host memory, a prefix that is about to be evicted, or whose reque
 (`host_pool`); on the device the block's states are the same.
 
 A free block may still hold a cached prefix and be revived until somebody else needs it. Owns the counts and the free
-list; what a block contains is the prefix cache's knowledge, whose it is the scheduler's.
+list. The prefix cache knows what a block contains, the scheduler whose it is.
 """
 
 from collections import Counter, OrderedDict

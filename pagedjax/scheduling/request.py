@@ -1,7 +1,7 @@
 """One request as the scheduler sees it: its tokens, how far they are computed, its blocks, its end.
 
-The scheduler alone changes a request once it was added; the engine reads it. Knows nothing of text,
-of other requests or of the device.
+The scheduler alone changes a request once it was added, but for the fields on drafts, which speculation plans; the
+engine reads it. Knows nothing of text, of other requests or of the device.
 """
 
 import math

@@ -2,9 +2,9 @@
 
 One rule, no phases: `num_computed_tokens` chases `num_tokens_bound` under a token budget, running requests first,
 then waiting ones. Prompts in chunks, prefix hits, resumed requests and decoding all follow from it. Owns the queues,
-the rows and, through the pool, the blocks; knows nothing of text and arrays, and of time what the pacing is told.
+the rows and, through the pool, the blocks; knows nothing of text and arrays, and no clock but what it is told.
 
-The host may run ahead: schedule() for step N+1 comes before update() for step N. This is safe because the device
+The host may run ahead: schedule() for step N+1 comes before confirm() for step N. This is safe because the device
 executes steps in order: a block or row that changes hands is written by its new owner in a later step than any that
 still names the old one.
 """
@@ -50,9 +50,8 @@ class Scheduler:
     """Queues of unfinished requests, each sorted by `Request.order`, over one pool of blocks.
 
     Under "fcfs" the order is that of arrival, between clients that of their fair shares; under "priority" the lowest
-    priority value comes before both. The best request
-    is served and admitted first and the worst is preempted first. Under "priority" a waiting request may also preempt
-    running ones of a lower priority.
+    priority value comes before both. The best request is served and admitted first and the worst is preempted first.
+    Under "priority" a waiting request may also preempt running ones of a lower priority.
 
         WAITING -> RUNNING, SWAPPING_IN                admitted; the second if the host has blocks of it, which are
         PREEMPTED -> RUNNING, SWAPPING_IN, WAITING     copied to the blocks and beside the row that it has by then; the
@@ -493,7 +492,8 @@ class Scheduler:
             num_spare = num_spare_blocks(other, self.block_size)
             if num_spare:
                 self.pool.release(other.block_ids[-num_spare:])
-                del other.block_ids[-num_spare:]  # the device's table goes on naming them, past all that it reads
+                # the device's table goes on naming them, past all that the model reads or writes; see draft_proposer
+                del other.block_ids[-num_spare:]
                 return True
         return False
 

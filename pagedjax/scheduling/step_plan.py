@@ -17,7 +17,7 @@ class ScheduledRequest:
     context_len: int
     new_block_ids: Sequence[int]  # go into the block table from first_new_block_index on
     first_new_block_index: int
-    is_new_row: bool  # the row still holds another request's state; new_block_ids is then the whole block table
+    is_new_row: bool  # the device's row holds something else; new_block_ids is then the whole block table
     samples: bool  # the step reaches the last token there is, so it yields the next one
     num_draft_tokens: int = 0  # the last of its tokens, guesses that it verifies: up to as many tokens more
 

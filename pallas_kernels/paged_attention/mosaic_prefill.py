@@ -29,9 +29,6 @@ from pallas_kernels.hopper import (
 )
 from pallas_kernels.paged_attention.tuning import PrefillTuning
 
-# Columns of the table of query tiles
-REQUEST, TOKEN, POSITION, COUNT, SEQ_LEN = range(5)
-
 
 def make_query_tiles(
     query_start_loc: Int[Array, " C"],
