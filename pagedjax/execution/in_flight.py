@@ -1,16 +1,18 @@
 """A step between its dispatch and what came of it: device arrays to read, and their contents on the host."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 
-from pagedjax.execution.step import TokenLogprobs
+from pagedjax.execution.step import NUM_BEAM_CANDIDATES, RESULT_COLUMNS, TokenLogprobs
 from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
-from pagedjax.speculation.speculator import VerifiedDrafts
+from pagedjax.speculation.speculator import VerifiedDrafts, verified_drafts
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,51 @@ class HostTimes:
     pack: float = 0.0
     dispatch: float = 0.0
     wait: float = 0.0
+
+
+def read_step(step: InFlightStep) -> StepResult:
+    """Wait for a step and hand its arrays over by request."""
+    result = StepResult()
+    if step.computed is not None:
+        jax.block_until_ready(step.computed)
+    if step.result is not None:
+        _read_tokens(step, np.asarray(step.result), result)
+    if step.beams is not None:
+        _read_beams(step.sampling, np.asarray(step.beams), result)
+    if step.logprobs is not None:
+        result.logprobs = jax.tree.map(np.asarray, step.logprobs)
+    for score in step.scores:
+        arrays = jax.tree.map(lambda leaf, count=score.count: np.asarray(leaf)[:count], score.logprobs)
+        result.prompt_logprobs.append(PromptLogprobs(score.request, score.first_position, arrays))
+    result.read_time = time.monotonic()
+    return result
+
+
+def _read_tokens(step: InFlightStep, table: np.ndarray, result: StepResult) -> None:
+    rows = list(zip(step.sampling, table.tolist(), strict=False))
+    result.token_ids = {item.request.request_id: values[: values[-2]] for item, values in rows}
+    if not table[: len(rows), -1].all():
+        result.failed = {item.request.request_id for item, values in rows if not values[-1]}
+    if step.beams is not None:  # their rows mean nothing here
+        beams = {item.request.request_id for item in step.sampling if item.request.is_beam}
+        result.token_ids = {name: ids for name, ids in result.token_ids.items() if name not in beams}
+        result.failed -= beams
+    if step.logprobs is not None:
+        width = (table.shape[1] - RESULT_COLUMNS) // 2 + 1
+        result.logprob_rows = {
+            item.request.request_id: iter(range(row * width, (row + 1) * width))
+            for row, item in enumerate(step.sampling)
+        }
+    if step.output.num_draft_tokens:
+        result.verified = [verified_drafts(item, values) for item, values in rows if item.num_draft_tokens]
+
+
+def _read_beams(sampling: Sequence[ScheduledRequest], table: np.ndarray, result: StepResult) -> None:
+    token_ids = table[:, :NUM_BEAM_CANDIDATES]
+    logprobs = np.ascontiguousarray(table[:, NUM_BEAM_CANDIDATES:]).view(np.float32)
+    for row, item in enumerate(sampling):
+        if item.request.is_beam:
+            found = Candidates(token_ids[row].tolist(), logprobs[row].tolist())
+            result.candidates[item.request.request_id] = found
+            if not np.isfinite(logprobs[row, 0]):
+                result.failed.add(item.request.request_id)

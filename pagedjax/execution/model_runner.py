@@ -29,26 +29,21 @@ from pagedjax.execution.executables import (
     temporary_bytes,
 )
 from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks
-from pagedjax.execution.in_flight import HostTimes, InFlightStep, PromptLogprobs, PromptScore, StepResult
+from pagedjax.execution.in_flight import HostTimes, InFlightStep, PromptScore, StepResult, read_step
 from pagedjax.execution.kernel_choice import have_kernels, kernel_lines
 from pagedjax.execution.model_input import pack_changes
 from pagedjax.execution.phase_times import PhaseTimes
-from pagedjax.execution.request_state import (
-    empty_rows,
-    neutral_sampler_row,
-    neutral_sampler_rows,
-)
+from pagedjax.execution.request_state import empty_rows, neutral_sampler_row, neutral_sampler_rows
 from pagedjax.execution.row_input import RowNeeds, bit_mask, pack_rows, wide_row
-from pagedjax.execution.step import NUM_BEAM_CANDIDATES, RESULT_COLUMNS, StepFunctions
+from pagedjax.execution.step import StepFunctions
 from pagedjax.execution.tasks import shapes_of
 from pagedjax.loading import LoadedModel, resolve_dtype
 from pagedjax.models import MODEL_CLASSES
-from pagedjax.scheduling.beam_search import Candidates
 from pagedjax.scheduling.request import Request
 from pagedjax.scheduling.step_plan import ScheduledRequest, SchedulerOutput
 from pagedjax.scheduling.swapping import BlockCopies
 from pagedjax.speculation.draft_proposer import max_num_read
-from pagedjax.speculation.speculator import Speculator, verified_drafts
+from pagedjax.speculation.speculator import Speculator
 
 
 class ModelRunner:
@@ -185,49 +180,9 @@ class ModelRunner:
     def read(self, step: InFlightStep) -> StepResult:
         """Wait for a step and hand its arrays over by request."""
         began = time.perf_counter()
-        result = StepResult()
-        if step.computed is not None:
-            jax.block_until_ready(step.computed)
-        if step.result is not None:
-            self._read_tokens(step, np.asarray(step.result), result)
-        if step.beams is not None:
-            self._read_beams(step.sampling, np.asarray(step.beams), result)
-        if step.logprobs is not None:
-            result.logprobs = jax.tree.map(np.asarray, step.logprobs)
-        for score in step.scores:
-            arrays = jax.tree.map(lambda leaf, count=score.count: np.asarray(leaf)[:count], score.logprobs)
-            result.prompt_logprobs.append(PromptLogprobs(score.request, score.first_position, arrays))
-        result.read_time = time.monotonic()
+        result = read_step(step)
         self.times.wait += time.perf_counter() - began
         return result
-
-    def _read_tokens(self, step: InFlightStep, table: np.ndarray, result: StepResult) -> None:
-        rows = list(zip(step.sampling, table.tolist(), strict=False))
-        result.token_ids = {item.request.request_id: values[: values[-2]] for item, values in rows}
-        if not table[: len(rows), -1].all():
-            result.failed = {item.request.request_id for item, values in rows if not values[-1]}
-        if step.beams is not None:  # their rows mean nothing here
-            beams = {item.request.request_id for item in step.sampling if item.request.is_beam}
-            result.token_ids = {name: ids for name, ids in result.token_ids.items() if name not in beams}
-            result.failed -= beams
-        if step.logprobs is not None:
-            width = (table.shape[1] - RESULT_COLUMNS) // 2 + 1
-            result.logprob_rows = {
-                item.request.request_id: iter(range(row * width, (row + 1) * width))
-                for row, item in enumerate(step.sampling)
-            }
-        if step.output.num_draft_tokens:
-            result.verified = [verified_drafts(item, values) for item, values in rows if item.num_draft_tokens]
-
-    def _read_beams(self, sampling: Sequence[ScheduledRequest], table: np.ndarray, result: StepResult) -> None:
-        token_ids = table[:, :NUM_BEAM_CANDIDATES]
-        logprobs = np.ascontiguousarray(table[:, NUM_BEAM_CANDIDATES:]).view(np.float32)
-        for row, item in enumerate(sampling):
-            if item.request.is_beam:
-                found = Candidates(token_ids[row].tolist(), logprobs[row].tolist())
-                result.candidates[item.request.request_id] = found
-                if not np.isfinite(logprobs[row, 0]):
-                    result.failed.add(item.request.request_id)
 
     def warm_up(self) -> None:
         """Run every executable once, on padding alone, which writes nothing.
