@@ -4,6 +4,7 @@ Padding to a bucket bounds the number of executables, and knowing them all in ad
 engine compile before it says it is ready. Knows nothing of requests.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 ROW_WRITER_BUCKETS = (1, 8, 64)
@@ -59,6 +60,13 @@ def bucket_for(size: int, buckets: tuple[int, ...]) -> int:
         if size <= bucket:
             return bucket
     raise AssertionError(f"nothing may schedule {size}, above the largest bucket {buckets[-1]}")
+
+
+def in_parts[T](items: Sequence[T], buckets: tuple[int, ...]) -> Iterator[tuple[Sequence[T], int]]:
+    """Cut items into parts that fit the largest bucket; yield each with its own."""
+    for start in range(0, len(items), buckets[-1]):
+        part = items[start : start + buckets[-1]]
+        yield part, bucket_for(len(part), buckets)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,13 @@ def pack_changes(scheduled: Sequence[ScheduledRequest], shape: StepShape, *, max
     return packed
 
 
+def padded_rows(items: Sequence[ScheduledRequest], bucket: int, *, no_row: int) -> np.ndarray:
+    """Return the rows of the items, [bucket] int32, pad `no_row`."""
+    rows = np.full(bucket, no_row, np.int32)
+    rows[: len(items)] = [item.row for item in items]
+    return rows
+
+
 def _pack_updates(scheduled: Sequence[ScheduledRequest], updates: np.ndarray, max_num_seqs: int) -> None:
     """Fill [3, U] with (row, table index, block id). A new row carries its whole table through the row writer."""
     updates[0] = max_num_seqs

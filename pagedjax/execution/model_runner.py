@@ -18,7 +18,7 @@ from pagedjax.config import AUTO, EngineConfig
 from pagedjax.errors import ConfigError
 from pagedjax.execution import executable_cache, kv_cache
 from pagedjax.execution.block_copy import COPY_BUCKETS, pack_copies
-from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for
+from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, SCORE_ROWS, BucketTable, StepShape, bucket_for, in_parts
 from pagedjax.execution.compilation import CompilationCounter, compile_all
 from pagedjax.execution.executable_cache import ExecutableCache
 from pagedjax.execution.executables import (
@@ -31,7 +31,7 @@ from pagedjax.execution.executables import (
 from pagedjax.execution.host_chunks import HostChunks, HostPlan, copy_tasks
 from pagedjax.execution.in_flight import HostTimes, InFlightStep, PromptScore, StepResult, read_step
 from pagedjax.execution.kernel_choice import have_kernels, kernel_lines
-from pagedjax.execution.model_input import pack_changes
+from pagedjax.execution.model_input import pack_changes, padded_rows
 from pagedjax.execution.phase_times import PhaseTimes
 from pagedjax.execution.request_state import empty_rows, neutral_sampler_row, neutral_sampler_rows
 from pagedjax.execution.row_input import RowNeeds, bit_mask, pack_rows, wide_row
@@ -291,8 +291,7 @@ class ModelRunner:
             self.times.dispatch += time.perf_counter() - began
             return replace(step, result=result, logprobs=logprobs, last_hidden=None)
         bucket = bucket_for(len(sampling), self.buckets.sample)
-        rows = np.full(bucket, self._config.max_num_seqs, np.int32)
-        rows[: len(sampling)] = [item.row for item in sampling]
+        rows = padded_rows(sampling, bucket, no_row=self._config.max_num_seqs)
         result = self._run_sample(needs.variant, last_hidden, rows)
         logprobs = None
         if needs & RowNeeds.LOGPROBS:
@@ -302,9 +301,8 @@ class ModelRunner:
 
     def _write_masks(self, items: Sequence[ScheduledRequest], masks: np.ndarray) -> None:
         began, bucket = time.perf_counter(), bucket_for(len(items), ROW_WRITER_BUCKETS)
-        rows = np.full(bucket, self._config.max_num_seqs, np.int32)
+        rows = padded_rows(items, bucket, no_row=self._config.max_num_seqs)
         padded = np.zeros((bucket, masks.shape[1]), np.uint32)
-        rows[: len(items)] = [item.row for item in items]
         padded[: len(items)] = self._allowed(items, masks[: len(items)])
         dispatched = self._note_packed(began)
         self._wide = self._executables[f"write masks {bucket}"](self._wide, rows, padded)
@@ -344,18 +342,15 @@ class ModelRunner:
             start += item.num_scheduled_tokens
 
     def _fork_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        for start in range(0, len(copies), COPY_BUCKETS[-1]):
-            part = copies[start : start + COPY_BUCKETS[-1]]
-            self._run_copies(pack_copies(part, bucket_for(len(part), COPY_BUCKETS), num_blocks=self.num_blocks))
+        for part, bucket in in_parts(copies, COPY_BUCKETS):
+            self._run_copies(pack_copies(part, bucket, num_blocks=self.num_blocks))
 
     def _run_copies(self, packed: np.ndarray) -> None:
         self._kv_cache = self._executables[f"copy blocks {packed.shape[1]}"](self._kv_cache, packed)
 
     def _admit(self, items: Sequence[ScheduledRequest]) -> None:
         """Write the device rows of requests that enter the batch."""
-        for start in range(0, len(items), ROW_WRITER_BUCKETS[-1]):
-            part = items[start : start + ROW_WRITER_BUCKETS[-1]]
-            bucket = bucket_for(len(part), ROW_WRITER_BUCKETS)
+        for part, bucket in in_parts(items, ROW_WRITER_BUCKETS):
             packed = pack_rows(part, bucket, max_blocks=self._max_blocks, max_num_seqs=self._config.max_num_seqs)
             self._rows = self._executables[f"write rows {bucket}"](self._rows, packed)
         for item in items:

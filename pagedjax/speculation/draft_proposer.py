@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from pagedjax.execution import kv_cache
 from pagedjax.execution.buckets import BucketTable, bucket_for, sizes_up_to
 from pagedjax.execution.executables import ints
+from pagedjax.execution.model_input import padded_rows
 from pagedjax.execution.request_state import RowState
 from pagedjax.execution.row_input import has_filters
 from pagedjax.execution.tasks import Task, jit_with, shapes_of
@@ -111,8 +112,7 @@ class DraftModelProposer:
         self, state: RowState, drafting: Sequence[ScheduledRequest], executables: Executables
     ) -> tuple[RowState, jax.Array]:
         bucket, no_row = bucket_for(len(drafting), self._buckets.sample), self._buckets.max_num_seqs
-        rows = np.full(bucket, no_row, np.int32)
-        rows[: len(drafting)] = [item.row for item in drafting]
+        rows = padded_rows(drafting, bucket, no_row=no_row)
         updates = np.zeros((3, bucket * self._max_new_blocks), np.int32)
         updates[0] = no_row
         entries = []

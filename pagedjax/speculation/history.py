@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, bucket_for
+from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, in_parts
 from pagedjax.execution.executables import ints
 from pagedjax.execution.tasks import Task, jit_with
 from pagedjax.scheduling.request import Request
@@ -68,9 +68,8 @@ class TokenHistory:
     def catch_up(self, ends: Sequence[tuple[ScheduledRequest, int]], executables: Executables) -> None:
         """Write what is missing of rows, each up to the number of tokens beside it."""
         chunks = [chunk for item, end in ends for chunk in self._missing_chunks(item, end)]
-        for start in range(0, len(chunks), ROW_WRITER_BUCKETS[-1]):
-            part = chunks[start : start + ROW_WRITER_BUCKETS[-1]]
-            packed = pack_chunks(part, bucket_for(len(part), ROW_WRITER_BUCKETS), num_rows=len(self._progress))
+        for part, bucket in in_parts(chunks, ROW_WRITER_BUCKETS):
+            packed = pack_chunks(part, bucket, num_rows=len(self._progress))
             self.array = executables[f"write history {len(packed)}"](self.array, packed)
 
     def note_read(self, ends: Sequence[tuple[ScheduledRequest, int]]) -> None:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 
 from pagedjax.execution.buckets import BucketTable, bucket_for
 from pagedjax.execution.executables import ints
+from pagedjax.execution.model_input import padded_rows
 from pagedjax.execution.request_state import RowState
 from pagedjax.execution.tasks import Task, jit_with, shapes_of
 from pagedjax.scheduling.request import Request
@@ -108,8 +109,8 @@ class NgramProposer(_WithoutModel):
     def propose(
         self, state: RowState, drafting: Sequence[ScheduledRequest], executables: Executables
     ) -> tuple[RowState, jax.Array]:
-        rows = np.full(bucket_for(len(drafting), self._buckets.sample), self._buckets.max_num_seqs, np.int32)
-        rows[: len(drafting)] = [item.row for item in drafting]
+        bucket = bucket_for(len(drafting), self._buckets.sample)
+        rows = padded_rows(drafting, bucket, no_row=self._buckets.max_num_seqs)
         return self._run(state, rows, executables)
 
     def warm_up(self, state: RowState, executables: Executables) -> RowState:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Int, UInt
 
 from pagedjax.execution.buckets import ROW_WRITER_BUCKETS, BucketTable, bucket_for
 from pagedjax.execution.executables import ints
+from pagedjax.execution.model_input import padded_rows
 from pagedjax.execution.request_state import RowState, SamplerState
 from pagedjax.execution.row_input import has_filters, needs_wide_row
 from pagedjax.execution.step import StepFunctions, TokenLogprobs
@@ -163,8 +164,7 @@ class Speculator:
         for start in range(0, len(items), ROW_WRITER_BUCKETS[-1]):
             part = items[start : start + ROW_WRITER_BUCKETS[-1]]
             bucket = bucket_for(len(part), ROW_WRITER_BUCKETS)
-            rows = np.full(bucket, self._buckets.max_num_seqs, np.int32)
-            rows[: len(part)] = [item.row for item in part]
+            rows = padded_rows(part, bucket, no_row=self._buckets.max_num_seqs)
             padded = np.zeros((bucket, *masks.shape[1:]), np.uint32)
             padded[: len(part)] = masks[start : start + len(part)]
             self._draft_masks = self._executables[f"write draft masks {bucket}"](self._draft_masks, rows, padded)
