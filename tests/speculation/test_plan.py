@@ -5,7 +5,7 @@ from pagedjax.speculation import plan
 from pagedjax.speculation.config import SpeculativeConfig
 from pagedjax.speculation.plan import Speculation
 from pagedjax.speculation.speculator import VerifiedDrafts
-from tests.scheduling.fake_device import Driver
+from tests.scheduling.fake_device import Driver, confirm
 
 NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=2, is_adaptive=False)
 
@@ -22,7 +22,7 @@ def step(speculation, driver, *, num_right=2):
     ]
     speculation.note_result(output, verified, 0.01)
     sampled = {item.request.request_id: [1] * (1 + min(num_right, item.num_draft_tokens)) for item in output.scheduled}
-    driver.scheduler.update(output, sampled)
+    confirm(driver.scheduler, output, sampled)
     return output
 
 
