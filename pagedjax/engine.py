@@ -108,7 +108,7 @@ class LLMEngine:
 
     Args:
       config: the options.
-      params: the model's parameters as a pytree, in place of a checkpoint; needs `model_config`.
+      params: the model's parameters as a pytree, which is copied, in place of a checkpoint; needs `model_config`.
       model_config: the model's shape, where it is not read from a checkpoint.
       loaded, tokenizer, draft: a model, its tokenizer and a draft model that exist already, in place of loading them.
       show_progress: progress bars for loading and compiling, on stderr.
@@ -374,7 +374,8 @@ class LLMEngine:
 
         Args:
           params: as for the constructor: an `nnx.State` of the model or its nested dict, or a flat dict of Hugging Face
-            names, of the shapes of the old weights. Both are in device memory for a moment.
+            names, of the shapes of the old weights. They are copied, so that a training step may donate its own arrays;
+            the copy and the old weights are both in device memory for a moment.
 
         Raises:
           CheckpointError: they do not fit the model; the old ones stay.

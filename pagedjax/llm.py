@@ -34,7 +34,7 @@ class LLM:
 
     Args:
       model: Hugging Face directory or hub name, .gguf file, Orbax directory, or "demo".
-      params, model_config: a parameter pytree and the model's shape, in place of a checkpoint.
+      params, model_config: a parameter pytree, which is copied, and the model's shape, in place of a checkpoint.
       options: the other fields of `EngineConfig`.
 
     Raises:
@@ -231,6 +231,8 @@ class LLM:
 
     def update_weights(self, params: Any) -> None:
         """Replace the model's weights between calls, as `LLMEngine.update_weights` says: a training loop's next ones.
+
+        They are copied, so that the loop may donate its own arrays to its next step.
 
         Raises:
           CheckpointError: they do not fit the model; the old ones stay.

@@ -43,6 +43,8 @@ class ArraySource:
 def model_from_params(params: Any, model_config: ModelConfig, *, dtype: DTypeLike) -> LoadedModel:
     """Build a model from an `nnx.State` of it (or its nested dict), or from a flat dict of Hugging Face names.
 
+    The model's arrays are copies: the caller may donate or change its own.
+
     Raises:
         CheckpointError: names or shapes do not fit the model; every mismatch is in the message.
     """
@@ -64,7 +66,7 @@ def _model_from_state(params: Any, config: ModelConfig, dtype: DTypeLike) -> Loa
     ]
     if problems:
         raise CheckpointError(f"params do not fit {config.architecture}: " + "; ".join(sorted(problems)[:20]))
-    arrays = [jnp.asarray(given[path]).astype(dtype) for path in wanted]
+    arrays = [jnp.array(given[path], dtype=dtype, copy=True) for path in wanted]  # the caller may donate its own
     state = jax.tree.unflatten(jax.tree.structure(expected), arrays)
     return LoadedModel(config, nnx.merge(graphdef, state))
 

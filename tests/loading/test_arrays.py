@@ -37,6 +37,18 @@ def test_a_state_or_its_nested_dict_is_taken_as_it_is(model, as_params):
     assert_same_leaves(loaded.model, model)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_arrays_that_the_caller_donates_afterwards_leave_the_model_its_own(model, dtype):
+    """Of one type they were the engine's too, and a training step that donated them deleted its weights."""
+    params = jax.tree.map(lambda leaf: jnp.array(leaf, dtype=dtype, copy=True), nnx.state(model))
+    loaded = load_model(EngineConfig(dtype=dtype), params=params, model_config=GEMMA)
+    expected = jax.tree.map(np.array, params)
+    for leaf in jax.tree.leaves(params):
+        leaf.delete()  # as donating does
+    for mine, other in zip(leaves(loaded.model), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
 def test_arrays_under_hugging_face_names_are_fused(model):
     arrays = {name: jnp.asarray(array) for name, array in tiny_models.weights("gemma3").items()}
     loaded = load_model(EngineConfig(), params=arrays, model_config=GEMMA).model
