@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -60,6 +61,12 @@ def check_devices() -> str:
     if platform not in ("cpu", "gpu"):
         raise ConfigError(f"JAX runs on {platform!r}; pagedjax supports NVIDIA GPUs and CPUs, set JAX_PLATFORMS=cpu")
     return platform
+
+
+def default_device() -> Any:
+    """Return the `jax.Device` that JAX makes arrays on: what `jax.default_device` names, else the first."""
+    named = jax.config.jax_default_device
+    return jax.local_devices(backend=named)[0] if isinstance(named, str | None) else named
 
 
 def has_visible_gpu(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> bool:

@@ -374,8 +374,9 @@ class LLMEngine:
 
         Args:
           params: as for the constructor: an `nnx.State` of the model or its nested dict, or a flat dict of Hugging Face
-            names, of the shapes of the old weights. They are copied, so that a training step may donate its own arrays;
-            the copy and the old weights are both in device memory for a moment.
+            names, of the shapes of the old weights. They are copied to the engine's device, so that they may be
+            sharded over a mesh, and that a training step may donate them; the copy and the old weights are both in
+            device memory for a moment.
 
         Raises:
           CheckpointError: they do not fit the model; the old ones stay.
@@ -387,8 +388,9 @@ class LLMEngine:
                 f"the weights cannot change under {len(self._running)} unfinished requests and "
                 f"{self._scheduler.pinned.num_blocks} pinned blocks; let the requests end and unpin prefixes"
             )
+        device = jax.tree.leaves(self._runner._leaves)[0].device  # that of the weights it replaces
         with own_settings():
-            loaded = load_model(self.config, params=params, model_config=self.model_config)
+            loaded = load_model(self.config, params=params, model_config=self.model_config, device=device)
             while self.has_unfinished_requests():
                 self.step()  # nothing but what the last requests left in flight
             self._runner.replace_weights(loaded.model)

@@ -21,11 +21,14 @@ from pagedjax.models.config import ModelConfig
 __all__ = ["LoadedModel", "WeightSource", "load_model", "resolve_dtype"]
 
 
-def load_model(config: EngineConfig, *, params: Any = None, model_config: ModelConfig | None = None) -> LoadedModel:
+def load_model(
+    config: EngineConfig, *, params: Any = None, model_config: ModelConfig | None = None, device: Any = None
+) -> LoadedModel:
     """Load the model that `config.model` names.
 
     `params` are weights that the caller holds and need `model_config`: an `nnx.State` of the model (or its nested
-    dict), or a flat dict from Hugging Face names to [out, in] arrays. `model_config` also serves `load_format="dummy"`.
+    dict), or a flat dict from Hugging Face names to [out, in] arrays; they are copied to `device`, or to JAX's default
+    one. `model_config` also serves `load_format="dummy"`.
 
     Raises:
         ConfigError: the model cannot be found or is not supported.
@@ -34,7 +37,8 @@ def load_model(config: EngineConfig, *, params: Any = None, model_config: ModelC
     if params is not None:
         if model_config is None:
             raise ConfigError("params are given without model_config; pass the ModelConfig that they belong to")
-        return model_from_params(params, model_config, dtype=resolve_dtype(config.dtype, model_config))
+        dtype = resolve_dtype(config.dtype, model_config)
+        return model_from_params(params, model_config, dtype=dtype, device=device)
     if config.has_dummy_weights:
         model_config = model_config or load_model_config(config)
         return dummy_model(model_config, dtype=resolve_dtype(config.dtype, model_config), seed=config.seed)
