@@ -4,7 +4,7 @@ XLA writes both products to memory and reads them again to combine them, which t
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,11 @@ def gated_matmul(
 ) -> Float[Array, "T F"]:
     """Return act(x @ w[:, :F]) * (x @ w[:, F:]) in the type of x; sums are float32.
 
-    The kernel rounds once, at the end; the reference rounds the products to the type of x first.
+    The kernel rounds once, at the end; the reference rounds the products to the type of x first. Raises ValueError for
+    an activation that is not one of `Activation`.
     """
+    if act not in get_args(Activation):
+        raise ValueError(f"gated_matmul act is {act!r}; choose one of {', '.join(get_args(Activation))}")
     if backend is None:
         backend, _ = default_backend(x, w)
     return run("gated_matmul", BACKENDS, backend, x, w, act=act)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -68,3 +69,12 @@ def test_an_unknown_backend_is_a_value_error():
     x = jnp.zeros((256, 256), jnp.bfloat16)
     with pytest.raises(ValueError, match="gated_matmul backend is 'cublas'; choose one of mosaic_gpu, reference"):
         gated_matmul(x, x, act="silu", backend="cublas")
+
+
+@pytest.mark.parametrize("act", ["gelu", "relu", None])
+def test_an_unknown_activation_is_a_value_error(monkeypatch, act):
+    """Whatever was not silu was computed as the tanh approximation of GELU."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    x = jnp.ones((8, 8), jnp.float32)
+    with pytest.raises(ValueError, match=f"act is {act!r}; choose one of silu, gelu_pytorch_tanh"):
+        gated_matmul(x, x, act=act)
