@@ -71,6 +71,16 @@ def test_an_unknown_backend_is_a_value_error():
         gated_matmul(x, x, act="silu", backend="cublas")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "width", "reason"),
+    [(jnp.float32, 256, "x is float32 and w float32"), (jnp.bfloat16, 128, "the weights are 64 x 128; built are")],
+)
+def test_the_kernel_alone_refuses_what_it_is_not_built_for(dtype, width, reason):
+    """It failed with what is wrong inside, the swizzle of float32."""
+    with pytest.raises(NotImplementedError, match=f"the mosaic_gpu backend of gated_matmul: {reason}"):
+        gated_matmul(normal(0, 8, 64, dtype=dtype), normal(1, 64, width, dtype=dtype), act="silu", backend="mosaic_gpu")
+
+
 @pytest.mark.parametrize("act", ["gelu", "relu", None])
 def test_an_unknown_activation_is_a_value_error(monkeypatch, act):
     """Whatever was not silu was computed as the tanh approximation of GELU."""

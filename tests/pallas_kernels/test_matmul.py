@@ -85,6 +85,21 @@ def test_float32_is_left_to_xla_and_keeps_its_accuracy():
     np.testing.assert_allclose(matmul(x, w), np.asarray(x, np.float64) @ np.asarray(w, np.float64), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "width", "dtype", "reason"),
+    [
+        (64, 32, jnp.bfloat16, "the weights are 64 x 32; built are multiples of 64 and 64"),
+        (64, 64, jnp.float32, "x is bfloat16 and w float32"),
+        (65, 64, jnp.bfloat16, "x has 65 rows"),
+    ],
+)
+def test_the_kernel_alone_refuses_what_it_is_not_built_for(num_rows, width, dtype, reason):
+    """It failed with what is wrong inside: "min() iterable argument is empty"."""
+    x, w = normal(0, num_rows, 64), normal(1, 64, width, dtype=dtype)
+    with pytest.raises(NotImplementedError, match=f"the mosaic_gpu backend of matmul: {reason}"):
+        matmul(x, w, backend="mosaic_gpu")
+
+
 def test_an_unknown_backend_is_a_value_error():
     x = jnp.zeros((64, 64), jnp.bfloat16)
     with pytest.raises(ValueError, match="matmul backend is 'cublas'; choose one of mosaic_gpu, reference"):
