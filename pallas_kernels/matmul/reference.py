@@ -8,7 +8,9 @@ from jaxtyping import Array, Float
 
 def reference_matmul(x: Float[Array, "T I"], w: Float[Array, "I O"]) -> Float[Array, "T O"]:
     """Compute `matmul`."""
-    return jnp.matmul(x, w, precision=full_precision(x.dtype))
+    dtype = x.dtype if x.dtype == w.dtype else jnp.dtype(jnp.float32)
+    product = jnp.matmul(x.astype(dtype), w.astype(dtype), precision=full_precision(dtype))
+    return product.astype(x.dtype)
 
 
 def full_precision(dtype: DTypeLike) -> jax.lax.Precision:

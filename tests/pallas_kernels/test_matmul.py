@@ -100,6 +100,16 @@ def test_the_kernel_alone_refuses_what_it_is_not_built_for(num_rows, width, dtyp
         matmul(x, w, backend="mosaic_gpu")
 
 
+@pytest.mark.parametrize("dtypes", [(jnp.bfloat16, jnp.float32), (jnp.float32, jnp.bfloat16)])
+def test_of_two_types_the_result_has_that_of_x_and_keeps_its_accuracy(dtypes):
+    """It had the wider type of the two, and was refused where JAX promotes none."""
+    x, w = normal(0, 8, 256, dtype=dtypes[0]), normal(1, 256, 16, dtype=dtypes[1])
+    y = matmul(x, w)
+    assert y.dtype == dtypes[0]
+    exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    np.testing.assert_allclose(np.asarray(y, np.float64), exact, rtol=float(jnp.finfo(dtypes[0]).eps), atol=1e-4)
+
+
 def test_an_unknown_backend_is_a_value_error():
     x = jnp.zeros((64, 64), jnp.bfloat16)
     with pytest.raises(ValueError, match="matmul backend is 'cublas'; choose one of mosaic_gpu, reference"):
