@@ -76,6 +76,8 @@ def _check_shapes(
     for name, (array, rank) in ranks.items():
         if array.ndim != rank:
             raise ValueError(f"{name} has shape {array.shape}; it must have {rank} axes")
+        if 0 in array.shape:
+            raise ValueError(f"{name} has shape {array.shape}; each axis must be at least 1")
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = k_pool.shape[1]
     num_requests = seq_lens.shape[0]

@@ -33,6 +33,10 @@ def test_the_unchanged_arguments_are_accepted():
     ("changes", "message"),
     [
         ({"q": jnp.zeros((5, 64), jnp.float32)}, r"q has shape \(5, 64\); it must have 3 axes"),
+        ({"q": jnp.zeros((0, 4, 16), jnp.float32)}, r"q has shape \(0, 4, 16\); each axis must be at least 1"),
+        ({"k_pool": jnp.zeros((7, 0, 8, 16), jnp.float32)}, r"k_pool has shape \(7, 0, 8, 16\); each axis"),
+        ({"block_tables": jnp.zeros((3, 0), jnp.int32)}, r"block_tables has shape \(3, 0\); each axis"),
+        ({"seq_lens": jnp.zeros((0,), jnp.int32)}, r"seq_lens has shape \(0,\); each axis"),
         ({"q": jnp.zeros((5, 3, 16), jnp.float32)}, "q has 3 heads and the pool 2"),
         ({"q": jnp.zeros((5, 4, 32), jnp.float32)}, r"k_pool has shape \(7, 2, 8, 16\)"),
         ({"v_pool": jnp.zeros((7, 2, 16, 16), jnp.float32)}, r"v_pool has shape \(7, 2, 16, 16\)"),
