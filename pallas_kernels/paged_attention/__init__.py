@@ -42,6 +42,9 @@ def paged_attention(
     denominator only. Tokens at or past query_start_loc[B] are padding and come out as zeros, as does everything of a
     request whose seq_len is 0. Softmax and sums are float32; the result has the type of q.
 
+    Only backend="reference" can be differentiated in reverse, which holds the whole score matrix: the others loop as
+    often as the lengths ask for, and have no rule for a gradient.
+
     Raises ValueError for arguments that contradict each other, NotImplementedError for types that no backend has.
     """
     if backend is not None and backend not in BACKENDS:

@@ -3,7 +3,8 @@
 Work is done in groups of equal shape: R rows of Q query tokens, each row of one request. The loop over a group's chunks
 ends at the longest sequence in it, and only groups with live tokens run, so cost follows the tokens present, never the
 width of the block table nor padding. Chunks start at the same positions whatever else is in the batch, so a request's
-sums are taken in the same order alone, batched, chunked or decoding.
+sums are taken in the same order alone, batched, chunked or decoding. JAX has no reverse-mode gradient of such a loop:
+that needs backend="reference".
 """
 
 from collections.abc import Callable

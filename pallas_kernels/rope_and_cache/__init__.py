@@ -35,7 +35,8 @@ def rope_and_cache(
 
     `heads` are N query, K key and K value heads beside each other, R in all. The first half of a head is rotated
     against the second, in float32. `head_scales` are the weights of the root mean square norms of query and key
-    heads, with `eps`, taken before the rotation. A slot (block * S + offset) of P * S or more is dropped.
+    heads, with `eps`, taken before the rotation. A slot (block * S + offset) of P * S or more is dropped;
+    none may be negative, which would be another token's: -1 is the last slot of the pool.
     """
     if backend is None:
         backend, _ = default_backend(heads, k_pool)

@@ -38,7 +38,7 @@ def rotate(x: Float[Array, "T N H"], cos: Float[Array, "T half"], sin: Float[Arr
 
 
 def write_slots(pool: Pool, new: Float[Array, "T K H"], slot_mapping: Int[Array, " T"]) -> Pool:
-    """Write each token's heads at its slot; a slot of P * S or more is dropped."""
+    """Write each token's heads at its slot; a slot of P * S or more is dropped, none may be negative."""
     num_kv_heads, block_size, head_dim = pool.shape[1:]
     block_ids, offsets = slot_mapping // block_size, slot_mapping % block_size
     if len(slot_mapping) == 1:  # the same write as rows of one axis: XLA compiles a single token's scatter slowly
