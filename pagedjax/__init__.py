@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # for type checkers and editors: at run time `__getattr__` im
     from pagedjax.errors import PagedJaxError as PagedJaxError
     from pagedjax.iteration_stats import Histogram as Histogram
     from pagedjax.llm import LLM as LLM
+    from pagedjax.models.config import ModelConfig as ModelConfig
+    from pagedjax.models.config import RopeConfig as RopeConfig
     from pagedjax.outputs import CompletionOutput as CompletionOutput
     from pagedjax.outputs import Logprob as Logprob
     from pagedjax.outputs import RequestMetrics as RequestMetrics
@@ -38,6 +40,8 @@ _HOMES = {
     "RequestView": "pagedjax.engine_view",
     "AsyncEngine": "pagedjax.async_engine",
     "EngineConfig": "pagedjax.config",
+    "ModelConfig": "pagedjax.models.config",
+    "RopeConfig": "pagedjax.models.config",
     "BeamSearchOutput": "pagedjax.beam_search",
     "BeamSearchParams": "pagedjax.beam_search",
     "BeamSearchSequence": "pagedjax.beam_search",

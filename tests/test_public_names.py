@@ -13,7 +13,7 @@ NAMES = {
     "StructuredOutputsParams", "ReasoningTokens",
     "RequestOutput", "CompletionOutput", "Logprob", "RequestMetrics", "PagedJaxError", "ConfigError",
     "CheckpointError", "InvalidRequestError", "EngineDeadError", "EngineView", "RequestView",
-    "Histogram", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence",
+    "Histogram", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "ModelConfig", "RopeConfig",
 }  # fmt: skip
 
 

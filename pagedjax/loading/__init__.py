@@ -34,6 +34,8 @@ def load_model(
         ConfigError: the model cannot be found or is not supported.
         CheckpointError: its weights are missing, corrupt or do not fit.
     """
+    if not isinstance(model_config, ModelConfig | None):
+        raise ConfigError(f"model_config is {model_config!r:.80}; pass a pagedjax.ModelConfig")
     if params is not None:
         if model_config is None:
             raise ConfigError("params are given without model_config; pass the ModelConfig that they belong to")

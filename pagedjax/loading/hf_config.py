@@ -11,7 +11,7 @@ from typing import Any
 from pagedjax.errors import ConfigError
 from pagedjax.loading.hf_values import check_values
 from pagedjax.models import model_class
-from pagedjax.models.config import ModelConfig, RopeConfig
+from pagedjax.models.config import ACTIVATIONS, DTYPES, ModelConfig, RopeConfig
 from pagedjax.models.rope import inverse_frequencies
 
 HFConfig = dict[str, Any]
@@ -50,9 +50,6 @@ FAMILY_DEFAULTS: dict[str, HFConfig] = {
     },
 }
 """What transformers assumes where config.json is silent; keys without a default here or in the reader are required."""
-
-DTYPES = ("float32", "bfloat16", "float16")
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 def read_model_config(directory: Path) -> ModelConfig:
@@ -252,12 +249,6 @@ def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _check(config: ModelConfig) -> None:
-    if config.num_heads % config.num_kv_heads:
-        raise ConfigError(
-            f"num_attention_heads {config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}"
-        )
-    if config.head_dim % 2:
-        raise ConfigError(f"head_dim is {config.head_dim}; rotary embedding needs an even one")
     for rope in (config.rope, config.local_rope):
         if rope is not None:
             inverse_frequencies(rope, config.head_dim)  # raises for an unsupported or incomplete scaling

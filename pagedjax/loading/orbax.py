@@ -123,7 +123,7 @@ def read_orbax_config(path: Path) -> ModelConfig:
         )
     try:
         return _config_from_json(fields)
-    except (TypeError, AttributeError) as error:  # a field is unknown or missing
+    except (TypeError, AttributeError, ConfigError) as error:  # a field is unknown, missing or wrong
         raise CheckpointError(f"{file} does not describe a model ({error}); convert the model again") from error
 
 

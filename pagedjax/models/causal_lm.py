@@ -17,7 +17,7 @@ from pagedjax.models.attention import Attention, CosSin, LayerCache
 from pagedjax.models.batch import AttentionBatch, KVCache
 from pagedjax.models.config import ModelConfig
 from pagedjax.models.layers import Embedding, GatedMLP, OutputHead, RMSNorm, soft_cap
-from pagedjax.models.rope import rope_cos_sin
+from pagedjax.models.rope import inverse_frequencies, rope_cos_sin
 
 WeightNames = dict[str, tuple[str, ...]]  # parameter path -> Hugging Face tensors joined along the output axis
 
@@ -96,6 +96,9 @@ class CausalLM(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         dtype = jnp.dtype(dtype)
+        for rope in (config.rope, config.local_rope):
+            if rope is not None:
+                inverse_frequencies(rope, config.head_dim)  # raises for what cannot be computed
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
             [self.layer_class(config, window=window, dtype=dtype, rngs=rngs) for window in config.window]

@@ -24,8 +24,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, f
     """Return the inverse frequencies, one a rotated pair of axes, and the factor on cos and sin.
 
     Raises:
-        ConfigError: the scaling type is not one of `SCALING_TYPES`, or lacks a key.
+        ConfigError: the scaling type is not one of `SCALING_TYPES`, or lacks a key, or head_dim is odd.
     """
+    if head_dim % 2:
+        raise ConfigError(f"head_dim is {head_dim}; rotary embedding needs an even one")
     scaling = dict(rope.scaling)
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
     if rope_type not in SCALING_TYPES:

@@ -89,7 +89,7 @@ def test_a_config_is_hashable():
         ({"quantization_config": {"quant_method": "awq"}}, "'awq' is not built yet"),
         ({"hidden_size": ...}, "hidden_size is missing"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two'; it must be an integer"),
-        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+        ({"num_key_value_heads": 3}, "num_heads is 4; it must be a multiple of num_kv_heads 3"),
         ({"head_dim": 7}, "head_dim is 7"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; supported are silu, gelu_pytorch_tanh"),
         ({"torch_dtype": "int8"}, "torch_dtype is 'int8'; supported are float32"),

@@ -12,7 +12,7 @@ from pagedjax.speculation.vocabulary import check_same_vocabulary
 from pagedjax.text.tokenizer import Tokenizer
 from tests.fakes import FAKE_CONFIG
 
-CONFIG = replace(FAKE_CONFIG, vocab_size=6)
+CONFIG = replace(FAKE_CONFIG, vocab_size=6, eos_token_ids=())
 
 
 def tokenizer(words: str) -> Tokenizer:
