@@ -24,6 +24,7 @@ from pagedjax.interrupts import InterruptAfterwards
 from pagedjax.models.config import ModelConfig
 from pagedjax.notebook_cell import NotebookCell
 from pagedjax.outputs import RequestOutput
+from pagedjax.request_input import on_host
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 
 Prompt = str | Sequence[int]
@@ -77,7 +78,7 @@ class LLM:
         """Complete prompts and return one output for each, in order.
 
         Args:
-          prompts: a text, a list of token ids, or a list of either.
+          prompts: a text, a list or array of token ids, a list of either, or an array of one prompt a row.
           sampling_params: one for all or one for each; None is the model's own defaults.
           prompt_token_ids: the prompts as token ids, in place of `prompts`.
 
@@ -88,7 +89,9 @@ class LLM:
         """
         items = _prompt_list(prompts, prompt_token_ids)
         params = self._params_list(sampling_params, len(items), RequestOutputKind.FINAL_ONLY)
-        priorities = priority if priority is not None else [0] * len(items)
+        priorities: Any = on_host(priority) if priority is not None else [0] * len(items)
+        if not hasattr(priorities, "__len__"):
+            raise InvalidRequestError(f"priority is {priority!r:.80}; give one for each prompt", param="priority")
         if len(priorities) != len(items):
             raise InvalidRequestError(
                 f"{len(priorities)} priorities for {len(items)} prompts; give one for each", param="priority"
@@ -353,13 +356,14 @@ class LLM:
                 self._step()
 
 
-def _prompt_list(prompts: Any, prompt_token_ids: Any) -> list[Prompt]:
+def _prompt_list(prompts: Any, prompt_token_ids: Any) -> list[Any]:
     if (prompts is None) == (prompt_token_ids is None):
         raise InvalidRequestError("give either prompts or prompt_token_ids", param="prompts")
-    given: Any = prompts if prompts is not None else prompt_token_ids
-    is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
-    items: list[Any] = list(given) if is_list else [given]  # the engine refuses what is no prompt
-    return [items] if is_list and items and isinstance(items[0], Integral) else items
+    given: Any = on_host(prompts if prompts is not None else prompt_token_ids)
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        return [given]  # the engine refuses what is no prompt
+    items: list[Any] = list(given)
+    return [items] if items and isinstance(on_host(items[0]), Integral) else items
 
 
 def _is_chat(prompt: Any) -> bool:

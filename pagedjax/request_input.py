@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from pagedjax.config import EngineConfig
 from pagedjax.errors import InvalidRequestError
 from pagedjax.execution.step import NUM_BEAM_CANDIDATES
 from pagedjax.models.config import ModelConfig
-from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, SamplingParams
+from pagedjax.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_TOKEN_IDS, SamplingParams, as_integer
 from pagedjax.scheduling.fair_share import Client
 from pagedjax.scheduling.request import Request
 from pagedjax.text.structured_output import Grammar, GrammarCompiler
@@ -64,7 +65,7 @@ class RequestInput:
           InvalidRequestError: the prompt or a parameter does not fit this model; nothing was queued.
         """
         _check_params(params)
-        self._check_order(priority, arrival_time)
+        priority = self._check_order(priority, arrival_time)
         _check_timeout(timeout)
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise InvalidRequestError(
@@ -134,11 +135,12 @@ class RequestInput:
             raise InvalidRequestError("prompt is empty; send at least one token", param="prompt")
         return token_ids
 
-    def _check_order(self, priority: int, arrival_time: float) -> None:
+    def _check_order(self, priority: Any, arrival_time: float) -> int:
         """Check what requests are sorted by: a value that does not compare would put the queues out of order."""
-        if not isinstance(priority, int) or isinstance(priority, bool):
+        level = as_integer(priority)
+        if level is None:
             raise InvalidRequestError(f"priority is {priority!r:.80}; it must be an integer", param="priority")
-        if priority and self._config.scheduling_policy != "priority":
+        if level and self._config.scheduling_policy != "priority":
             raise InvalidRequestError(
                 f"priority is {priority}, but this engine serves first come first served; leave it out or set "
                 "--scheduling-policy priority",
@@ -148,6 +150,7 @@ class RequestInput:
             raise InvalidRequestError(
                 f"arrival_time is {arrival_time!r:.80}; it must be seconds on time.monotonic()", param="arrival_time"
             )
+        return level
 
     def _check_bans(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
         """Check that the sampler has room for the tokens that min_tokens bans, and that a first token is left."""
@@ -167,22 +170,23 @@ class RequestInput:
                 param="allowed_token_ids",
             )
 
-    def _check_ids(self, prompt: Sequence[int]) -> list[int]:
+    def _check_ids(self, prompt: Any) -> list[int]:
+        prompt = on_host(prompt)
         if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
             raise InvalidRequestError(
                 f"prompt is {prompt!r:.80}; it must be a string or a list of token ids", param="prompt"
             )
-        token_ids = list(prompt)
+        token_ids, last = [], self._model.vocab_size - 1
+        for given in prompt.tolist() if isinstance(prompt, np.ndarray) else prompt:
+            token_id = as_integer(given)
+            if token_id is None or not 0 <= token_id <= last:
+                raise InvalidRequestError(
+                    f"prompt holds token id {given!r:.80}, the vocabulary is 0..{last}; remove it", param="prompt"
+                )
+            token_ids.append(token_id)
         if not token_ids:
             raise InvalidRequestError("prompt is empty; send at least one token", param="prompt")
-        last = self._model.vocab_size - 1
-        for token_id in token_ids:
-            is_id = isinstance(token_id, int | np.integer) and not isinstance(token_id, bool)
-            if not is_id or not 0 <= token_id <= last:
-                raise InvalidRequestError(
-                    f"prompt holds token id {token_id!r:.80}, the vocabulary is 0..{last}; remove it", param="prompt"
-                )
-        return [int(token_id) for token_id in token_ids]
+        return token_ids
 
     @property
     def _limit(self) -> int:
@@ -224,6 +228,11 @@ class RequestInput:
                 )
             found[token_ids] = None
         return tuple(found)
+
+
+def on_host(value: Any) -> Any:
+    """Bring an array of JAX to the host in one transfer, as numpy's, and leave what is no array as it is."""
+    return np.asarray(value)[()] if hasattr(value, "__array__") and not isinstance(value, str) else value
 
 
 def _check_timeout(timeout: float | None) -> None:

@@ -4,10 +4,11 @@ Field names, defaults and meanings are vLLM's. Values are checked on constructio
 reaches any queue; what depends on a model (vocabulary, context length) is checked by `validate_for`.
 """
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from enum import Enum
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal
 
 from pagedjax.errors import InvalidRequestError
@@ -59,7 +60,7 @@ class RequestOutputKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling and stopping of one request. Numpy's numbers and arrays are kept as Python's.
+    """Sampling and stopping of one request. Integers and arrays of numpy's and JAX's are kept as Python's.
 
     Raises:
       InvalidRequestError: a value is out of range; the message names value, limit and remedy.
@@ -136,6 +137,16 @@ class SamplingParams:
                 )
 
 
+def as_integer(value: Any) -> int | None:
+    """The integer that one of Python, numpy or JAX is; None for anything else, a bool included."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def _check_numbers(params: SamplingParams) -> None:
     _check(params, "n", int, 1, MAX_N)
     if params.best_of is not None:
@@ -168,17 +179,18 @@ def _check(
     params: SamplingParams, name: str, kind: type, low: float, high: float, *, exclusive_low: bool = False
 ) -> None:
     value = getattr(params, name)
+    number = as_integer(value) if kind is int else value if _is_real(value) else None
     bounds = f"{'above' if exclusive_low else 'at least'} {low} and at most {high}"
-    if not _is_number(value, Real if kind is float else Integral):
+    if number is None:
         noun = "a number" if kind is float else "an integer"
         raise InvalidRequestError(f"{name} is {value!r:.80}; it must be {noun}, {bounds}", param=name)
-    if not low <= value <= high or (exclusive_low and value == low):  # NaN is in no range
+    if not low <= number <= high or (exclusive_low and number == low):  # NaN is in no range
         raise InvalidRequestError(f"{name} is {value!s:.80}; it must be {bounds}", param=name)
-    _set(params, name, kind(value))
+    _set(params, name, kind(number))
 
 
-def _is_number(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _set(params: SamplingParams, name: str, value: Any) -> None:
@@ -239,7 +251,7 @@ def _entries(params: SamplingParams, name: str) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | Mapping):
         raise InvalidRequestError(f"{name} is {value!r:.80}; it must be a list", param=name)
     try:
-        return tuple(value)
+        return tuple(value.__array__().tolist() if hasattr(value, "__array__") else value)  # to the host at once
     except TypeError:
         raise InvalidRequestError(f"{name} is {value!r:.80}; it must be a list", param=name) from None
 
@@ -252,7 +264,7 @@ def _logit_bias(bias: Any) -> dict[int, float]:
     _check_length("logit_bias", bias, MAX_LOGIT_BIAS)
     token_ids = _token_ids("logit_bias", bias)
     for token_id, value in bias.items():
-        if not _is_number(value, Real) or not -100 <= value <= 100:
+        if not _is_real(value) or not -100 <= value <= 100:
             raise InvalidRequestError(
                 f"logit_bias[{token_id}] is {value!r:.80}; it must be a number, at least -100 and at most 100",
                 param="logit_bias",
@@ -261,11 +273,13 @@ def _logit_bias(bias: Any) -> dict[int, float]:
 
 
 def _token_ids(name: str, ids: Iterable[Any]) -> tuple[int, ...]:
-    token_ids = tuple(ids)
-    for token_id in token_ids:
-        if not _is_number(token_id, Integral) or token_id < 0:
-            raise InvalidRequestError(f"{name} holds {token_id!r:.80}; token ids are integers of 0 or more", param=name)
-    return tuple(map(int, token_ids))
+    token_ids = []
+    for given in ids:
+        token_id = as_integer(given)
+        if token_id is None or token_id < 0:
+            raise InvalidRequestError(f"{name} holds {given!r:.80}; token ids are integers of 0 or more", param=name)
+        token_ids.append(token_id)
+    return tuple(token_ids)
 
 
 def _check_length(name: str, values: Sized, limit: int) -> None:

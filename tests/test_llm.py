@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -255,6 +256,11 @@ def test_a_stream_whose_outputs_somebody_else_took_ends(llm, engine):
     [
         (lambda llm: llm.generate(5), "prompt is 5"),
         (lambda llm: llm.generate([None]), "prompt is None"),
+        (lambda llm: llm.generate(jnp.int32(5)), r"prompt is np.int32\(5\); it must be a string or a list"),
+        (lambda llm: llm.generate(jnp.array([1.0, 2.0])), r"prompt is np.float32\(1.0\)"),
+        (lambda llm: llm.generate(jnp.array([True])), r"prompt is np.True_"),
+        (lambda llm: llm.generate([jnp.array([[1, 2]])]), r"prompt holds token id \[1, 2\]"),
+        (lambda llm: llm.generate(["a"], GREEDY, priority=1), "priority is 1; give one for each prompt"),
         (lambda llm: llm.generate({"prompt": "a"}), "prompt is {'prompt': 'a'}"),
         (lambda llm: llm.generate(), "either prompts or prompt_token_ids"),
         (lambda llm: llm.generate("a", {"temperature": 0}), "sampling_params holds {'temperature': 0}"),
@@ -286,9 +292,15 @@ def test_variables_of_the_template_go_in_by_their_own_argument(llm):
     assert out[0].prompt_token_ids == llm.engine.tokenizer.encode("hello")
 
 
-def test_arrays_are_prompts(llm):
-    for prompts in (np.array([1, 2]), np.array([[1, 2]]), [np.array([1, 2])], ([1, 2],)):
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_arrays_are_prompts(llm, array):
+    """JAX's were refused, "iteration over a 0-d array" or "prompt holds token id Array(1)"."""
+    ids = array([1, 2])
+    for prompts in (ids, array([[1, 2]]), [ids], list(ids), ([1, 2],), iter([ids])):
         assert tokens(llm.generate(prompts, GREEDY, use_tqdm=False)) == continuation([1, 2], 12)
+    assert tokens(llm.stream(ids, GREEDY)) == continuation([1, 2], 12)
+    several = llm.generate(array([[1, 2], [3, 4]]), GREEDY, use_tqdm=False, priority=array([0, 0]))
+    assert tokens(several) == continuation([1, 2], 12) + continuation([3, 4], 12)
 
 
 def run_cell(shell, code, **names):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,6 +25,10 @@ from pagedjax import InvalidRequestError, SamplingParams
         ("stop", {"a": 1}, "stop is {'a': 1}; it must be a list"),
         ("stop", [""], "stop holds ''"),
         ("stop_token_ids", 7, "stop_token_ids is 7; it must be a list"),
+        ("seed", jnp.float32(3), "seed is Array.* it must be an integer"),
+        ("seed", jnp.array(True), "seed is Array.* it must be an integer"),
+        ("stop_token_ids", np.array([True]), "stop_token_ids holds True"),
+        ("stop_token_ids", jnp.int32(7), "stop_token_ids is Array.* it must be a list"),
         ("stop_token_ids", [-1], "stop_token_ids holds -1"),
         ("allowed_token_ids", 5, "allowed_token_ids is 5; it must be a list"),
         ("allowed_token_ids", [], "allowed_token_ids is empty"),
@@ -56,6 +61,17 @@ def test_numbers_and_arrays_of_numpy_are_taken_as_pythons():
         n=2, temperature=0.5, seed=3, stop_token_ids=[1, 2], allowed_token_ids=[0, 1, 2], logit_bias={4: 1.0}
     )
     assert [type(value) for value in (params.n, params.temperature, params.seed)] == [int, float, int]
+
+
+def test_integers_and_arrays_of_jax_are_taken_as_pythons():
+    """They were refused: "seed is Array(3, dtype=int32); it must be an integer"."""
+    given: dict[str, Any] = {
+        "n": jnp.int32(2), "seed": jnp.int32(3), "stop_token_ids": jnp.array([1, 2]),
+        "allowed_token_ids": [jnp.int32(0), np.int32(1)], "max_tokens": jnp.array(5),
+    }  # fmt: skip
+    params = SamplingParams(**given)
+    assert params == SamplingParams(n=2, seed=3, stop_token_ids=[1, 2], allowed_token_ids=[0, 1], max_tokens=5)
+    assert [type(value) for value in (params.n, params.seed, *params.stop_token_ids)] == [int] * 4
 
 
 def test_one_stop_string_is_a_list_of_one():
