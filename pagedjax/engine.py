@@ -23,7 +23,7 @@ from flax import nnx
 from pagedjax.config import EngineConfig, resolve
 from pagedjax.device import check_devices, device_memory
 from pagedjax.engine_view import EngineView
-from pagedjax.errors import ConfigError, EngineDeadError, InvalidRequestError
+from pagedjax.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequestError
 from pagedjax.execution.compilation import cache_directory, jax_cache_in
 from pagedjax.execution.in_flight import InFlightStep, StepResult
 from pagedjax.execution.model_runner import ModelRunner
@@ -379,10 +379,12 @@ class LLMEngine:
             device memory for a moment.
 
         Raises:
-          CheckpointError: they do not fit the model; the old ones stay.
+          CheckpointError: they do not fit the model, or are None; the old ones stay.
           ConfigError: requests are unfinished, or prefixes pinned, which were computed with the old ones.
         """
         self._check_open()
+        if params is None:
+            raise CheckpointError("params is None; pass the weights")
         if self._running or self._scheduler.pinned.num_blocks:
             raise ConfigError(
                 f"the weights cannot change under {len(self._running)} unfinished requests and "

@@ -158,6 +158,8 @@ class LLM:
         Raises:
           InvalidRequestError: a message or a parameter is wrong, or the template refuses; nothing was generated.
         """
+        if isinstance(messages, Mapping):
+            raise InvalidRequestError(f"messages is {messages!r:.80}; it must be a list of messages", param="messages")
         conversations = messages if messages and isinstance(messages[0], list | tuple) else [messages]
         prompts = [
             self.encode_chat(

@@ -75,6 +75,8 @@ class RequestInput:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self._encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
+        if params.stop and self._tokenizer is None:
+            raise InvalidRequestError("stop needs a tokenizer, this engine has none; use stop_token_ids", param="stop")
         bad_words = self._bad_words(params.bad_words or ())
         self._check_bans(params, bad_words)
         self._check_beams(params)

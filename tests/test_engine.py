@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pagedjax import (
+    CheckpointError,
     ConfigError,
     EngineConfig,
     EngineDeadError,
@@ -20,7 +21,8 @@ from pagedjax import (
     length_hint,
 )
 from pagedjax.execution.buckets import IS_FUSED
-from tests.fakes import EOS, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
+from pagedjax.request_input import RequestInput
+from tests.fakes import EOS, FAKE_CONFIG, VOCAB_SIZE, continuation, fake_engine, next_token, run_all
 from tests.kept_executables import few_buckets
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -533,6 +535,19 @@ def test_the_ids_of_several_completions_are_checked_before_any_is_queued(engine)
     with pytest.raises(InvalidRequestError, match="'a-1' is in use"):
         engine.add_request("a", "hello", SamplingParams(n=2, max_tokens=4))
     assert list(run_all(engine, [])) == ["a-1"]
+
+
+def test_stop_strings_without_a_tokenizer_are_refused():
+    """They were taken, and never found in a text that there is not."""
+    request_input = RequestInput(EngineConfig(max_model_len=64), FAKE_CONFIG, None, frozenset({EOS}))
+    with pytest.raises(InvalidRequestError, match="stop needs a tokenizer, this engine has none; use stop_token_ids"):
+        request_input.build("a", [1, 2], SamplingParams(stop=["x"]), arrival_time=0.0)
+
+
+def test_no_weights_are_no_new_weights(engine):
+    """An engine with random weights took None for others of the kind, in place of what it had been given since."""
+    with pytest.raises(CheckpointError, match="params is None; pass the weights"):
+        engine.update_weights(None)
 
 
 @pytest.mark.parametrize(

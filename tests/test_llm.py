@@ -270,6 +270,7 @@ def test_a_stream_whose_outputs_somebody_else_took_ends(llm, engine):
         (lambda llm: llm.generate(["good", ""], GREEDY), "prompt is empty"),
         (lambda llm: llm.chat([]), "at least one message"),
         (lambda llm: llm.chat("hello"), "must be a list"),
+        (lambda llm: llm.chat({"role": "user"}), r"messages is \{'role': 'user'\}; it must be a list of messages"),
         (lambda llm: list(llm.stream("a", chat_template_kwargs={"x": 1})), "needs messages"),
     ],
 )
