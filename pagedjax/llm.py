@@ -341,6 +341,8 @@ class LLM:
         """Step the engine, for whoever holds the lock, and bring each output to the call that waits for it."""
         with InterruptAfterwards():
             ended, self._ended = self._ended, []
+            for request_id in ended:
+                self._arrived.pop(request_id, None)
             self.engine.abort(ended)
             for output in self.engine.step():
                 if output.request_id in self._arrived:

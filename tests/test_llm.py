@@ -75,7 +75,7 @@ def test_threads_may_generate_at_the_same_time(llm):
 
 
 def test_a_stream_that_the_garbage_collector_finds_during_a_step_is_ended(llm, engine, monkeypatch):
-    """It stepped the engine within the step."""
+    """It stepped the engine within the step; later, what came of it until it ended was kept for ever."""
     held = [llm.stream([7], GREEDY)]
     next(held[0])
     held[0] = [held[0], held]  # a cycle: only the collector can end it
@@ -89,6 +89,7 @@ def test_a_stream_that_the_garbage_collector_finds_during_a_step_is_ended(llm, e
 
     monkeypatch.setattr(engine, "step", step_with_collection)
     assert tokens(llm.generate([[1, 2]], GREEDY, use_tqdm=False)) == continuation([1, 2], 12)
+    assert not llm._arrived
 
 
 def test_a_stream_that_the_garbage_collector_finds_while_a_request_is_added_is_ended(llm, engine, monkeypatch):
@@ -106,6 +107,7 @@ def test_a_stream_that_the_garbage_collector_finds_while_a_request_is_added_is_e
 
     monkeypatch.setattr(engine, "add_request", add_with_collection)
     assert tokens(llm.generate([[1, 2]], GREEDY, use_tqdm=False)) == continuation([1, 2], 12)
+    assert not llm._arrived
 
 
 def test_prefixes_are_kept_and_dropped_between_steps(llm, engine, monkeypatch):
