@@ -27,7 +27,7 @@ from pagedjax.outputs import RequestOutput
 from pagedjax.request_input import on_host
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
 
-Prompt = str | Sequence[int]
+Prompt = str | Iterable[int]  # arrays of numpy and JAX among them
 
 
 class LLM:
@@ -68,12 +68,12 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt] | None = None,
+        prompts: Prompt | Iterable[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        prompt_token_ids: Iterable[int] | Iterable[Iterable[int]] | None = None,
         use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
+        priority: Iterable[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts and return one output for each, in order.
 
@@ -89,9 +89,10 @@ class LLM:
         """
         items = _prompt_list(prompts, prompt_token_ids)
         params = self._params_list(sampling_params, len(items), RequestOutputKind.FINAL_ONLY)
-        priorities: Any = on_host(priority) if priority is not None else [0] * len(items)
-        if not hasattr(priorities, "__len__"):
+        given = on_host(priority) if priority is not None else [0] * len(items)
+        if not isinstance(given, Iterable):
             raise InvalidRequestError(f"priority is {priority!r:.80}; give one for each prompt", param="priority")
+        priorities: list[Any] = list(given)
         if len(priorities) != len(items):
             raise InvalidRequestError(
                 f"{len(priorities)} priorities for {len(items)} prompts; give one for each", param="priority"
@@ -108,7 +109,7 @@ class LLM:
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         width: BeamSearchParams | int,
         max_tokens: int | None = 16,
         length_penalty: float = 1.0,
@@ -275,9 +276,9 @@ class LLM:
             )
         return BeamSearchOutput(**vars(output), sequences=sequences)
 
-    def _encode_prefix(self, prompt: Any, template_kwargs: dict[str, Any]) -> Prompt:
+    def _encode_prefix(self, prompt: Any, template_kwargs: dict[str, Any]) -> Any:
         if not _is_chat(prompt):
-            return prompt
+            return list(prompt) if isinstance(prompt, Iterator) else prompt  # it is read more than once
         return self.encode_chat(prompt, **{"add_generation_prompt": False, **template_kwargs})
 
     def _params_list(

@@ -306,6 +306,13 @@ def test_arrays_are_prompts(llm, array):
     assert tokens(several) == continuation([1, 2], 12) + continuation([3, 4], 12)
 
 
+def test_a_prefix_may_come_from_an_iterator(llm):
+    """It was computed, and empty when it was to be kept."""
+    prefix = list(range(30, 50))
+    assert llm.warm_prefix(iter(prefix)) == 16
+    assert llm.unpin(iter(prefix))
+
+
 def run_cell(shell, code, **names):
     """Run code as a notebook does; returns the cell's variables."""
     cell = {"get_ipython": lambda: shell, "LLM": LLM, **names}

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +78,15 @@ def test_importing_names_says_nothing_and_leaves_the_environment_alone(imported)
     """transformers told library users that it missed PyTorch."""
     assert imported["stderr"] == ""
     assert "TRANSFORMERS_NO_ADVISORY_WARNINGS" not in imported["variables"]
+
+
+def test_type_checkers_are_told_that_the_packages_have_types():
+    """Without the files, and in an installation without their entry, whatever a user's code did was Any."""
+    root = Path(pagedjax.__file__).parent.parent
+    assert (root / "pagedjax/py.typed").exists()
+    assert (root / "pallas_kernels/py.typed").exists()
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert "py.typed" in settings["package-data"]["*"]
 
 
 def test_optional_packages_are_not_needed_to_import_the_public_names(imported):
