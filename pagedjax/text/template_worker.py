@@ -5,8 +5,10 @@ none of this.
 """
 
 import multiprocessing
-import multiprocessing.context
+import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +42,7 @@ class TemplateWorker:
         self._max_chars = max_chars
         self._render_seconds = render_seconds
         self._lock = threading.Lock()
-        self._process: multiprocessing.context.SpawnProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
     def render(self, messages: Sequence[Any], **options: Any) -> str:
@@ -73,14 +75,15 @@ class TemplateWorker:
 
     def _start(self) -> Connection:
         if self._connection is None:
-            context = multiprocessing.get_context("spawn")
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, self._hf, self._max_chars), name="pagedjax-templates", daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._process, self._connection = process, ours
+            ours, theirs = multiprocessing.Pipe()
+            with theirs:  # a process of multiprocessing would run the caller's script again
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "pagedjax.text.template_worker", str(theirs.fileno())],
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                )  # fmt: skip
+            self._connection = ours
+            ours.send((self._hf, self._max_chars))
             assert ours.poll(START_SECONDS), "the process for chat templates does not start"
             ours.recv()
         return self._connection
@@ -88,13 +91,14 @@ class TemplateWorker:
     def _kill(self) -> None:
         if self._process is not None and self._connection is not None:
             self._process.kill()
-            self._process.join()
+            self._process.wait()
             self._connection.close()
         self._process = self._connection = None
 
 
-def _serve(connection: Connection, hf: PreTrainedTokenizerFast, max_chars: int) -> None:
-    """Render what comes until the other side closes."""
+def _serve(connection: Connection) -> None:
+    """Take the tokenizer, then render what comes until the other side closes."""
+    hf, max_chars = connection.recv()
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     tokenizer = _ChatTokenizer(hf)
     connection.send("ready")
@@ -120,3 +124,7 @@ def _render(
 
 def _invalid(problem: str) -> InvalidRequestError:
     return InvalidRequestError(f"chat_template {problem}", param="chat_template")
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])))

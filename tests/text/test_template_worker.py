@@ -1,5 +1,9 @@
 """Templates from requests: rendered as the model's own would be, and stopped when they run or grow too long."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from pagedjax.errors import InvalidRequestError
@@ -44,3 +48,23 @@ def test_what_is_wrong_with_the_messages_keeps_its_name(worker):
     with pytest.raises(InvalidRequestError, match=r"messages\[0\].role") as raised:
         worker.render([{"role": "wizard", "content": "hi"}], chat_template="fine")
     assert raised.value.param == "messages"
+
+
+UNGUARDED = """
+from pagedjax.text.template_worker import TemplateWorker
+from tests.fakes import byte_tokenizer
+
+print("began")
+worker = TemplateWorker(byte_tokenizer().hf, max_chars=1000)
+print(worker.render([{"role": "user", "content": "hi"}], chat_template="fine"))
+worker.close()
+"""
+
+
+def test_a_script_that_is_not_guarded_runs_once(tmp_path):
+    """Its process imported the script that had started it, which began anew, up to the engine."""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environ)
+    assert ran.stdout == "began\nfine\n", ran.stderr
