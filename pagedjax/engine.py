@@ -390,9 +390,8 @@ class LLMEngine:
                 f"the weights cannot change under {len(self._running)} unfinished requests and "
                 f"{self._scheduler.pinned.num_blocks} pinned blocks; let the requests end and unpin prefixes"
             )
-        device = jax.tree.leaves(self._runner._leaves)[0].device  # that of the weights it replaces
         with own_settings():
-            loaded = load_model(self.config, params=params, model_config=self.model_config, device=device)
+            loaded = load_model(self.config, params=params, model_config=self.model_config, device=self._runner.device)
             while self.has_unfinished_requests():
                 self.step()  # nothing but what the last requests left in flight
             self._runner.replace_weights(loaded.model)

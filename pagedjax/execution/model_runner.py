@@ -100,6 +100,11 @@ class ModelRunner:
         return self.ledger.num_blocks
 
     @property
+    def device(self) -> jax.Device:
+        """Where the weights are."""
+        return jax.tree.leaves(self._leaves)[0].device
+
+    @property
     def num_executables(self) -> int:
         return len(self._executables)
 
