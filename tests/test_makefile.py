@@ -80,7 +80,7 @@ def test_with_a_python_alone_venv_and_pip_install_the_pins(machine):
     calls = machine.calls()
     assert made.returncode == 0, made.stderr
     assert calls[0] == "python3 -m venv --clear .venv"
-    assert requirement_files(calls) == ["requirements.txt", "requirements-model.txt"]
+    assert requirement_files(calls) == ["requirements.txt", "requirements-dev.txt", "requirements-model.txt"]
     assert all("--require-hashes --no-deps" in call for call in calls if "-r " in call)
     assert calls[-1].endswith("--no-deps --no-build-isolation -e .")
 
@@ -177,7 +177,7 @@ def test_asking_for_the_cpu_leaves_the_gpu_alone_and_tells_jax(machine):
     machine.add_python("python3", "3.12")
     machine.add("nvidia-smi", NVIDIA_SMI.format(driver="580.1"))
     assert machine.make("install", "DEVICE=cpu").returncode == 0
-    assert requirement_files(machine.calls()) == ["requirements.txt", "requirements-model.txt"]
+    assert requirement_files(machine.calls()) == ["requirements.txt", "requirements-dev.txt", "requirements-model.txt"]
     jax_sees = (machine.checkout / "sees.mk").name
     (machine.checkout / jax_sees).write_text("include Makefile\nsees:\n\t@echo $$JAX_PLATFORMS\n")
     assert machine.make("-f", jax_sees, "sees", "DEVICE=cpu").stdout.strip() == "cpu"
@@ -209,7 +209,17 @@ def test_the_pins_have_hashes_and_no_addresses():
 def test_the_pins_hold_every_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
-    pinned = {line.split("==")[0] for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line}
-    missing = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted} - pinned
+    pinned: dict[str, str] = {}
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        for package, version in re.findall(r"^([\w-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE):
+            assert pinned.setdefault(package, version) == version
+    missing = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted} - set(pinned)
     assert not missing, "run make pins"
-    assert "jax==0.11.2 \\\n" in (ROOT / "requirements.txt").read_text()
+    assert pinned["jax"] == "0.11.2"
+
+
+def test_what_serves_is_not_pinned_to_what_tests():
+    """Images for production came with pytest, pyright and Jupyter."""
+    text = (ROOT / "requirements.txt").read_text()
+    assert not [name for name in ("pytest", "pyright", "ruff", "hypothesis", "ipykernel") if f"\n{name}==" in text]
+    assert "\nsetuptools==" in text  # builds the package there, without isolation
