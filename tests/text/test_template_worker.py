@@ -15,7 +15,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(scope="module")
 def worker():
-    worker = TemplateWorker(byte_tokenizer().hf, max_chars=1000, render_seconds=1.0)
+    worker = TemplateWorker(byte_tokenizer().hf, max_chars=1000, render_seconds=60.0)
     yield worker
     worker.close()
 
@@ -26,10 +26,18 @@ def test_it_renders_what_the_tokenizer_would(worker):
     assert worker.render(HI, chat_template=template, extra="!") == expected == "<eos>user=hi!"
 
 
+def test_a_template_without_end_is_stopped_and_costs_nobody_else(worker, monkeypatch):
+    template = "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}"
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_render_seconds", 0.1)
+        with pytest.raises(InvalidRequestError, match=r"running after 0\.1 seconds"):
+            worker.render(HI, chat_template=template)
+    assert worker.render(HI, chat_template="fine") == "fine"
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}", "running after 1 seconds"),
         ("{{ 'x' * 1001 }}", "made 1001 characters, more than 1000"),
         ("{{ 'x' * 10**11 }}", "refuses the messages|more memory"),
         ("{{ messages.__class__.__mro__ }}", "refuses the messages.*unsafe"),
