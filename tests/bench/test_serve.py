@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import threading
 
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestServer
 
 from pagedjax.async_engine import AsyncEngine
+from pagedjax.async_engine.mailboxes import Mailbox
 from pagedjax.bench import serve, sweep
 from pagedjax.bench.datasets import DatasetFlags, load_samples
 from pagedjax.bench.serve import benchmark
@@ -122,6 +124,23 @@ async def test_an_output_that_ends_early_is_reported(address, tmp_path):
     assert "3 outputs are shorter than asked for; --ignore-eos forbids that" in serve.lines_of(result, flags, load)
 
 
+def step_when_read(fake, monkeypatch):
+    """Hold each step of one request back until the server has taken what the one before gave."""
+    is_read, step, take = threading.Semaphore(1), fake.step, Mailbox.take
+
+    def step_held_back():
+        is_read.acquire()
+        return step()
+
+    async def take_and_let_go(mailbox):
+        output = await take(mailbox)
+        is_read.release()
+        return output
+
+    monkeypatch.setattr(fake, "step", step_held_back)
+    monkeypatch.setattr(Mailbox, "take", take_and_let_go)
+
+
 async def test_answers_that_come_whole_have_no_time_a_token_and_the_report_says_what_helps(address, fake, monkeypatch):
     """Against a server without a tokenizer it printed a TPOT of 0: only the last event had anything to tell."""
     monkeypatch.setattr(fake.tokenizer, "decode", lambda *args, **options: "")
@@ -133,9 +152,9 @@ async def test_answers_that_come_whole_have_no_time_a_token_and_the_report_says_
     assert line.startswith("3 answers came in one event: their TTFT is that of the whole, TPOT and ITL cannot be")
     flags = server_flags(address, extra_body={"return_token_ids": True})
     assert "return_token_ids" in line
-    fake.step_seconds = 0.1  # an event loop that is late for all four steps would find the answer in one event again
-    result = await benchmark(flags, dataset, load)
-    assert (result["total_output_tokens"], result["num_at_once"]) == (12, 0)
+    step_when_read(fake, monkeypatch)
+    result = await benchmark(flags, DatasetFlags(num_prompts=1, input_len="5", output_len="4"), load)
+    assert (result["total_output_tokens"], result["num_at_once"]) == (4, 0)
     assert result["mean_tpot_ms"] > 0
     assert not any("came in one event" in one for one in serve.lines_of(result, flags, load))
 
