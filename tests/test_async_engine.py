@@ -136,8 +136,8 @@ async def test_closing_a_stream_aborts_the_request(engine, fake):
 
 
 async def test_breaking_out_of_the_loop_aborts_the_request(engine, fake):
-    fake.step_seconds = 0.005
-    async for _ in engine.generate("abc", SamplingParams(max_tokens=40, output_kind=DELTA), "left"):
+    fake.config = type(fake.config)(model="fake", max_model_len=10**9)  # it must not end before it hears the abort
+    async for _ in engine.generate("abc", SamplingParams(max_tokens=10**6, output_kind=DELTA), "left"):
         fake.gate.clear()
         break
     await fake.until(lambda: fake.aborted)
