@@ -75,7 +75,7 @@ async def errors_as_json(
     try:
         return await handler(request)
     except ConnectionError:
-        raise  # the client has left: aiohttp takes note, nobody reads an answer
+        raise  # the client has left: nobody reads an answer
     except Exception as error:
         api_error = to_api_error(error)
         return web.json_response(error_body(api_error), status=api_error.status, headers=api_error.headers)

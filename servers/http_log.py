@@ -1,4 +1,7 @@
-"""What aiohttp itself logs of a server, without what clients sent: a malformed request may hold a key or a prompt."""
+"""What aiohttp itself logs of a server, without what clients sent: a malformed request may hold a key or a prompt.
+
+Nor is there anything of clients that leave.
+"""
 
 import logging
 
@@ -9,12 +12,14 @@ def http_logger() -> logging.Logger:
     """Return the logger to give to aiohttp's server."""
     logger = logging.getLogger("servers.http")
     if not logger.filters:
-        logger.addFilter(_without_content)
+        logger.addFilter(_filter)
     return logger
 
 
-def _without_content(record: logging.LogRecord) -> bool:
+def _filter(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, ConnectionError):  # the client has left, which is no error of ours
+        return False
     if isinstance(error, HttpProcessingError):
         record.msg, record.args = "%s (%s)", (record.getMessage(), type(error).__name__)
         record.exc_info = None
