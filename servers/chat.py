@@ -162,5 +162,5 @@ def _echoed(fields: Mapping[str, Any]) -> str:
     last = check_messages(fields["messages"])[-1]
     if not fields["echo"] or last["role"] != "assistant":
         return ""
-    content = last["content"]
+    content = last.get("content") or ""  # calls alone have none
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

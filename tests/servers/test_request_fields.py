@@ -115,6 +115,15 @@ async def test_echo_of_a_users_message_is_nothing(http):
     assert answer["choices"][0]["message"]["content"] == "user"
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}])
+async def test_echo_of_a_message_without_content_is_nothing(http, content):
+    """It was a 500: an assistant's message may hold nothing but calls."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call], **content}]
+    answer = await ask(http, CHAT, messages=messages, echo=True, max_tokens=4)
+    assert answer["choices"][0]["message"]["content"] == "user"
+
+
 async def test_a_request_has_the_id_that_its_client_gave_it(http):
     assert (await ask(http, COMPLETIONS, prompt="a", request_id="mine.1"))["id"] == "cmpl-mine.1"
     answer = await http.post(CHAT, json={"messages": HI}, headers={"X-Request-Id": "theirs"})
