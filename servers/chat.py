@@ -28,8 +28,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     with errors_by_field(call.fields):
         message = MessageForm.read(call.fields, call.state.config)
         params = _params(call.engine, call.fields, message)
-        prompt = await _prompt(call, params, message)
-        message = message.after(prompt.text or "", is_continued=call.fields["continue_final_message"])
+        prompt, rendered = await _prompt(call, params, message)
+        message = message.after(rendered, is_continued=call.fields["continue_final_message"])
         return await respond(call, _Answer(call, prompt, params.n, message), [prompt], message.constrain(params))
 
 
@@ -58,11 +58,14 @@ def _num_logprobs(engine: AsyncEngine, fields: Mapping[str, Any]) -> int | None:
     return num_top or 0 if fields["logprobs"] else None
 
 
-async def _prompt(call: Call, params: SamplingParams, message: MessageForm) -> Prompt:
+async def _prompt(call: Call, params: SamplingParams, message: MessageForm) -> tuple[Prompt, str]:
+    """Return the prompt and the text that it ends with, which is empty where truncation cuts off the end."""
     text = await render_messages(call.state, call.fields, tools=message.tool_use.tools)
     truncated = truncation(call.engine, call.fields, max_tokens=params.max_tokens)
     special = bool(call.fields["add_special_tokens"])  # the template writes them
-    return await encode_prompt(call.engine, text, truncated, add_special_tokens=special, param="messages")
+    prompt = await encode_prompt(call.engine, text, truncated, add_special_tokens=special, param="messages")
+    is_end_cut_off = prompt.text is None and truncated.side == "right"
+    return prompt, "" if is_end_cut_off else text
 
 
 class _Answer:

@@ -302,6 +302,16 @@ async def test_a_form_holds_from_the_end_of_reasoning_on(serve, prompt, is_open)
     assert (None if reasoning is None else reasoning.is_open) == is_open
 
 
+@pytest.mark.parametrize(("side", "length", "is_open"), [("left", 9, True), ("right", 9, False), ("right", 99, True)])
+async def test_reasoning_that_the_end_of_a_prompt_opens_is_known_unless_that_is_cut_off(serve, side, length, is_open):
+    """The end of every truncated prompt was forgotten, and what the model thought became the content."""
+    fake, client = await serve(reasoning_parser="qwen3")
+    fake.tokenizer.render_chat = lambda messages, **kwargs: "ask something<think>\n"
+    truncated = {"truncate_prompt_tokens": length, "truncation_side": side}
+    await chat(client, "x", response_format={"type": "json_object"}, extra_body=truncated)
+    assert fake.added[0][2].structured_outputs.reasoning.is_open == is_open
+
+
 @pytest.mark.parametrize(
     ("body", "form"),
     [
