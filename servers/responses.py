@@ -3,13 +3,15 @@
 Reasoning, text and function calls become output items (`response_items`).
 """
 
+import dataclasses
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
-from pagedjax import CompletionOutput, RequestOutput, SamplingParams
+from pagedjax import CompletionOutput, Logprob, RequestOutput, SamplingParams
 from pagedjax.async_engine import RequestStream
 from servers.answer_parser import MessagePart
 from servers.call import Call, read_call
@@ -74,18 +76,21 @@ class _Answer:
     def __init__(self, call: Call, prompt: Prompt, params: SamplingParams, form: MessageForm):
         self._id = call.id
         self._created = int(time.time())
-        self._model = call.state.model_name
+        self._engine, self._model = call.engine, call.state.model_name
         self._fields = call.fields
         self._params = params
         self._usage = Usage([prompt])
         self._num_events = 0
         self._items = OutputItems()
+        self._form = form
         self._parser = form.new_parser() if form.is_parsed else None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         (output,) = outputs
         self._usage.add(output)
         (completion,) = output.outputs
+        if self._parser is not None and completion.logprobs is not None:
+            completion = self._without_other_logprobs(completion, completion.logprobs)
         self._take(completion)
         self._items.finish(_STATUS[completion.finish_reason][0])
         return self.body(completion.finish_reason)
@@ -139,6 +144,24 @@ class _Answer:
         if self._parser is not None:
             part = self._parser.push(completion.text, is_last=completion.finished)
         return self._items.add(part, [] if logprobs is None else logprobs["content"])
+
+    def _without_other_logprobs(
+        self, completion: CompletionOutput, logprobs: list[dict[int, Logprob]]
+    ) -> CompletionOutput:
+        """Leave out the tokens that a stream does not count to the message: before its text, and after a call began."""
+        ids, options = completion.token_ids, {"skip_special_tokens": self._params.skip_special_tokens}
+
+        def first(of_interest: Callable[[MessagePart], Any]) -> int:
+            """The index of the token with which there is such a part; the number of tokens where there is none."""
+
+            def is_there(index: int) -> bool:
+                text, is_last = self._engine.decode(ids[: index + 1], **options), index + 1 == len(ids)
+                return bool(of_interest(self._form.new_parser().push(text, is_last=is_last)))
+
+            return bisect_left(range(len(ids)), True, key=is_there)
+
+        kept = slice(first(lambda part: part.content), first(lambda part: part.calls) + 1)
+        return dataclasses.replace(completion, token_ids=ids[kept], logprobs=logprobs[kept])
 
     def _event(self, kind: str, values: dict[str, Any]) -> str:
         number = self._num_events

@@ -226,6 +226,22 @@ async def test_the_events_of_items_build_the_same_response(ask):
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "spelled"),
+    [
+        ("<think>hm</think>\nok", {}, ["ok"]),
+        ("ok", {}, ["ok"]),
+        ("<think>hm", {}, []),
+        (f"<think>so</think>{CALLS}", {"tools": TOOLS}, ['Hm.<tool_call>{"name": "weather", "arguments": {']),  # a call
+    ],
+)
+async def test_log_probabilities_are_the_messages_alone(ask, text, options, spelled):
+    """Without a stream they were those of the reasoning and the calls, too."""
+    answer = await ask(text, top_logprobs=1, **options)
+    contents = [item.content[0] for item in answer.output if item.type == "message"]
+    assert ["".join(entry.token for entry in content.logprobs) for content in contents] == spelled
+
+
 async def test_an_answer_with_nothing_to_say_is_an_empty_message(ask):
     events = [event async for event in await ask("<think>", stream=True)]
     (item,) = events[-1].response.output
