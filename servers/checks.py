@@ -3,6 +3,7 @@
 Ranges that SamplingParams checks are left to it.
 """
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -129,8 +130,9 @@ class Only:
 
     def __call__(self, name: str, value: Any) -> Any:
         if not any(type(value) is type(one) and value == one for one in self._accepted):
+            others = "".join(f" or send {json.dumps(one)}" for one in self._accepted)
             raise InvalidRequestError(
-                f"{name} is {_shown(value)}; this is not supported here, leave it out", param=name
+                f"{name} is {_shown(value)}; this is not supported here, leave it out{others}", param=name
             )
         return value
 

@@ -142,7 +142,9 @@ async def test_what_was_asked_is_in_the_answer_and_in_the_engine(client, fake):
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}, "messages"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 21}, "logprobs"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     ],
 )
 async def test_what_is_wrong_or_not_supported_is_named(http, fake, fields, param):
@@ -150,6 +152,17 @@ async def test_what_is_wrong_or_not_supported_is_named(http, fake, fields, param
     error = (await response.json())["error"]
     assert (response.status, error["param"]) == (400, param), error
     assert fake.added == []
+
+
+async def test_options_of_streams_that_have_no_effect_are_refused_with_those_that_may_be_sent(client):
+    """include_usage was taken and did nothing: a response has its usage at the end."""
+    with pytest.raises(openai.BadRequestError, match=r'or send \{\} or send \{"include_obfuscation": false\}'):
+        await client.responses.create(model="fake", input=HI, stream=True, stream_options={"include_usage": True})
+    options = {"include_obfuscation": False}
+    stream = await client.responses.create(
+        model="fake", input=HI, max_output_tokens=1, stream=True, stream_options=options
+    )
+    assert [event async for event in stream][-1].response.usage.output_tokens == 1
 
 
 async def test_a_failure_in_the_stream_is_an_error_event(client, http):
