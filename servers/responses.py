@@ -188,6 +188,8 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": counts["prompt_tokens_details"],
         "output_tokens": counts["completion_tokens"],
+        # Zero, whatever was thought: deltas may be joined, and the text's parser, which alone knows where the reasoning
+        # ends, does not know in which of their tokens.
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts["total_tokens"],
     }
