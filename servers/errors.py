@@ -85,8 +85,6 @@ def _http_message(error: web.HTTPException) -> str:
     match error:
         case web.HTTPNotFound():
             return "there is no such path; GET /v1/models and POST /v1/chat/completions are two that exist"
-        case TimeoutError():
-            return ApiError(504, "the request has reached its deadline; allow it more time or ask for fewer tokens")
         case web.HTTPMethodNotAllowed():
             return f"the method {error.method} is not allowed here; use {' or '.join(sorted(error.allowed_methods))}"
         case web.HTTPRequestEntityTooLarge():
