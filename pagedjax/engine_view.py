@@ -12,7 +12,6 @@ class RequestView:
     status: Literal["waiting", "running", "swapped"]
     num_prompt_tokens: int
     num_output_tokens: int
-    num_computed_tokens: int
     max_tokens: int
     num_blocks: int
     num_cached_tokens: int

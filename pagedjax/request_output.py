@@ -149,7 +149,6 @@ class RunningRequest:
             status=_status(requests),
             num_prompt_tokens=len(self.new.prompt_token_ids),
             num_output_tokens=sum(len(one.output_token_ids) for one in requests),
-            num_computed_tokens=sum(one.num_computed_tokens for one in requests),
             max_tokens=sum(one.max_tokens for one in requests),
             num_blocks=len({block_id for one in requests for block_id in one.block_ids}),
             num_cached_tokens=requests[0].num_cached_tokens,

@@ -35,10 +35,6 @@ class History:
         pairs = zip(self.samples, list(self.samples)[1:], strict=False)
         return [(new.stats[name] - old.stats[name]) / max(new.time - old.time, 1e-9) for old, new in pairs]
 
-    def values(self, name: str) -> list[float]:
-        """Return a gauge's value in each sample but the first, beside `rates`."""
-        return [sample.stats[name] for sample in list(self.samples)[1:]]
-
     def growth(self, name: str) -> float:
         """Return by how much a statistic has grown over all samples."""
         return _growth(list(self.samples), name)

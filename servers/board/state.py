@@ -28,12 +28,7 @@ def board_state(
     found = bottleneck(history.load(config))
     return {
         "model": config.model_name,
-        "limits": {
-            "max_num_seqs": config.max_num_seqs,
-            "max_num_batched_tokens": config.max_num_batched_tokens,
-            "max_model_len": config.max_model_len,
-            "block_size": config.block_size,
-        },
+        "limits": {"max_num_seqs": config.max_num_seqs},
         "now": {
             "running": latest["num_requests_running"],
             "waiting": latest["num_requests_waiting"],
@@ -42,16 +37,13 @@ def board_state(
             "preemptions": latest["num_preemptions"],
             "prefix_hit_rate": history.growth("prefix_cache_hits") / queries if queries else None,
             "acceptance_rate": _acceptance_rate(history),
-            "compilations_after_start": latest.get("num_compilations_after_ready", 0),
         },
         "history": {
             "prompt_tokens": _rounded(history.rates("prompt_tokens")),
             "generation_tokens": _rounded(history.rates("generation_tokens")),
-            "running": _rounded(history.values("num_requests_running")),
-            "waiting": _rounded(history.values("num_requests_waiting")),
         },
         "latencies": percentiles,
-        "bottleneck": {"limit": found.limit, "text": found.text, "flag": found.flag},
+        "bottleneck": {"text": found.text, "flag": found.flag},
         "blocks": block_map(view),
         "ledger": view.ledger,
         "requests": request_table(open_requests, view.requests),

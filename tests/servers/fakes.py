@@ -174,7 +174,7 @@ class FakeEngine:
 
     def inspect(self):
         requests = tuple(
-            RequestView(key, "running", len(one.prompt_token_ids), len(one.generated), 0, 9, 1, 0, 0)
+            RequestView(key, "running", len(one.prompt_token_ids), len(one.generated), 9, 1, 0, 0)
             for key, one in self.requests.items()
         )
         refs = (0, *(1 for _ in requests), 2, 0, 0)
