@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 
 from pagedjax.errors import CheckpointError, ConfigError
 from pagedjax.loading.hf_config import read_model_config
-from pagedjax.models.config import ModelConfig
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -21,9 +20,9 @@ FLOAT_TYPES = ("F32", "F16", "BF16")
 class SafetensorsSource:
     """The tensors of one directory. `WeightSource` says what the methods mean."""
 
-    def __init__(self, directory: Path, model_config: ModelConfig | None = None):
+    def __init__(self, directory: Path):
         self.origin = str(directory)
-        self.model_config = model_config or read_model_config(directory)
+        self.model_config = read_model_config(directory)
         self._files = [_open(path) for path in find_weight_files(directory)]
         self._file_of = {}
         for path, file in self._files:
