@@ -12,7 +12,7 @@ import pagedjax
 
 PACKAGES = (
     "pagedjax", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "numpy", "transformers",
-    "tokenizers", "safetensors", "orbax-checkpoint", "aiohttp", "prometheus-client", "gguf", "llguidance", "ray",
+    "tokenizers", "safetensors", "orbax-checkpoint", "aiohttp", "prometheus-client", "gguf", "llguidance",
 )  # fmt: skip
 PREFIXES = ("JAX_", "XLA_", "CUDA_", "NVIDIA_", "LD_LIBRARY_PATH", "OMP_", "HF_HUB_OFFLINE")
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
