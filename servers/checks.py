@@ -137,11 +137,6 @@ class Only:
         return value
 
 
-def only(*accepted: Any) -> Check:
-    """Return `Only(*accepted)`."""
-    return Only(*accepted)
-
-
 def anything(name: str, value: Any) -> Any:
     """Accept anything: of a field that the endpoint checks as a whole."""
     return value

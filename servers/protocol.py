@@ -11,7 +11,7 @@ from typing import Any
 
 from pagedjax.errors import InvalidRequestError
 from servers import checks
-from servers.checks import Check, Only, only
+from servers.checks import Check, Only
 
 _MISSING = object()
 
@@ -102,40 +102,40 @@ _COMPLETION_ONLY = (
 
 # Known to OpenAI's or vLLM's clients but not built: accepted only with a value that changes nothing.
 _UNSUPPORTED = (
-    Field("logits_processors", only(), None),
-    Field("logprob_token_ids", only(), None),
-    Field("prompt_logprob_token_ids", only(), None),
-    Field("prompt_logprob_start", only(0), None),
-    Field("return_token_offsets", only(False), None),
-    Field("return_prompt_text", only(False), None),
-    Field("session_id", only(), None),
-    Field("kv_transfer_params", only(), None),
-    Field("repetition_detection", only(), None),
-    Field("thinking_token_budget", only(), None),
-    Field("stream_interval", only(1), None),
-    Field("vllm_xargs", only(), None),
+    Field("logits_processors", Only(), None),
+    Field("logprob_token_ids", Only(), None),
+    Field("prompt_logprob_token_ids", Only(), None),
+    Field("prompt_logprob_start", Only(0), None),
+    Field("return_token_offsets", Only(False), None),
+    Field("return_prompt_text", Only(False), None),
+    Field("session_id", Only(), None),
+    Field("kv_transfer_params", Only(), None),
+    Field("repetition_detection", Only(), None),
+    Field("thinking_token_budget", Only(), None),
+    Field("stream_interval", Only(1), None),
+    Field("vllm_xargs", Only(), None),
 )
 
 _UNSUPPORTED_IN_CHAT = (
-    Field("functions", only([]), None),
-    Field("function_call", only("none", "auto"), None),
-    Field("modalities", only(["text"]), None),
-    Field("audio", only(), None),
-    Field("prediction", only(), None),
-    Field("reasoning_effort", only(), None),
-    Field("verbosity", only("medium"), None),
-    Field("service_tier", only("auto", "default"), None),
-    Field("store", only(False), None),
-    Field("web_search_options", only(), None),
-    Field("documents", only([]), None),
-    Field("mm_processor_kwargs", only(), None),
-    Field("media_io_kwargs", only(), None),
-    Field("include_reasoning", only(True), None),
+    Field("functions", Only([]), None),
+    Field("function_call", Only("none", "auto"), None),
+    Field("modalities", Only(["text"]), None),
+    Field("audio", Only(), None),
+    Field("prediction", Only(), None),
+    Field("reasoning_effort", Only(), None),
+    Field("verbosity", Only("medium"), None),
+    Field("service_tier", Only("auto", "default"), None),
+    Field("store", Only(False), None),
+    Field("web_search_options", Only(), None),
+    Field("documents", Only([]), None),
+    Field("mm_processor_kwargs", Only(), None),
+    Field("media_io_kwargs", Only(), None),
+    Field("include_reasoning", Only(True), None),
 )
 
 _UNSUPPORTED_IN_COMPLETIONS = (
-    Field("suffix", only(""), None),
-    Field("prompt_embeds", only(), None),
+    Field("suffix", Only(""), None),
+    Field("prompt_embeds", Only(), None),
 )
 
 
@@ -165,22 +165,22 @@ RESPONSES = _table(
     ),
     SAMPLING,
     (
-        Field("n", only(1), None),
-        Field("prompt_logprobs", only(), None),
-        Field("background", only(False), False),
-        Field("conversation", only(), None),
-        Field("max_tool_calls", only(), None),
+        Field("n", Only(1), None),
+        Field("prompt_logprobs", Only(), None),
+        Field("background", Only(False), False),
+        Field("conversation", Only(), None),
+        Field("max_tool_calls", Only(), None),
         Field("parallel_tool_calls", checks.boolean, True),
-        Field("previous_response_id", only(), None),
-        Field("prompt", only(), None),
-        Field("reasoning", only({}), None),
-        Field("service_tier", only("auto", "default"), None),
-        Field("store", only(False), False),
-        Field("stream_options", only({}, {"include_obfuscation": False}), None),
+        Field("previous_response_id", Only(), None),
+        Field("prompt", Only(), None),
+        Field("reasoning", Only({}), None),
+        Field("service_tier", Only("auto", "default"), None),
+        Field("store", Only(False), False),
+        Field("stream_options", Only({}, {"include_obfuscation": False}), None),
         Field("text", checks.json_object, {"format": {"type": "text"}}),
         Field("tools", checks.json_array, []),
         Field("tool_choice", checks.anything, "auto"),
-        Field("truncation", only("disabled"), "disabled"),
+        Field("truncation", Only("disabled"), "disabled"),
     ),
 )
 TOKENIZE = _table(
@@ -195,7 +195,7 @@ TOKENIZE = _table(
         Field("chat_template_kwargs", checks.json_object, None),
         Field("chat_template", checks.nonempty_text, None),
         Field("tools", checks.json_array, None),
-        Field("mm_processor_kwargs", only(), None),
+        Field("mm_processor_kwargs", Only(), None),
     )
 )
 DETOKENIZE = _table((Field("model", checks.text, None), Field("tokens", checks.token_ids)))
@@ -243,7 +243,7 @@ def parse_stream_options(fields: Mapping[str, Any]) -> StreamOptions:
             advice = _advice(name, known)
             raise InvalidRequestError(f"{name[:64]!r} is no field of stream_options; {advice}", param="stream_options")
         if value is not None:
-            check = only(False) if name == "include_obfuscation" else checks.boolean
+            check = Only(False) if name == "include_obfuscation" else checks.boolean
             known[name] = check(f"stream_options.{name}", value)
     return StreamOptions(known["include_usage"], known["include_usage"] and known["continuous_usage_stats"])
 
