@@ -95,13 +95,17 @@ FIELD_TABLES = {
 def flags_page() -> str:
     """Return docs/flags.md."""
     works = set(vllm_flags().works)
-    rows = {_flag(field.name): _flag_row(field) for config in (EngineConfig, ServerConfig) for field in _fields(config)}
+    rows = {
+        _flag(field.name): _flag_row(field)
+        for config in (EngineConfig, ServerConfig)
+        for field in dataclasses.fields(config)
+    }
     return FLAGS_PAGE.format(
         works="\n".join(row for flag, row in rows.items() if flag in works),
         ours="\n".join(row for flag, row in rows.items() if flag not in works),
         speculation="\n".join(
             f"| `{field.name}` | {_default(field.default)} | {field.metadata['help']} |"
-            for field in _fields(SpeculativeConfig)
+            for field in dataclasses.fields(SpeculativeConfig)
             if field.name not in REFUSED_KEYS
         ),
         no_speculation="\n".join(f"| `{key}` | {reason} |" for key, reason in REFUSED_KEYS.items()),
@@ -153,10 +157,6 @@ def _fields_section(path: str, table: Mapping[str, protocol.Field]) -> str:
     listed = ", ".join(f"`{name}`" for name in neutral)
     note = f"\nTaken only with a value that changes nothing: {listed}.\n" if neutral else ""
     return HTTP_FIELDS.format(path=path, works=", ".join(f"`{name}`" for name in works), unsupported=note)
-
-
-def _fields(config: type) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(config)
 
 
 def _flag(name: str) -> str:
