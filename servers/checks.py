@@ -3,9 +3,10 @@
 Ranges that SamplingParams checks are left to it.
 """
 
+import difflib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from pagedjax.errors import InvalidRequestError
@@ -144,6 +145,12 @@ def anything(name: str, value: Any) -> Any:
 
 def ignored(name: str, value: Any) -> None:
     """Accept anything: of a field that by its definition has no effect on the answer."""
+
+
+def advice(name: str, known: Iterable[str]) -> str:
+    """Return what to do about a name that is not known: the closest one that is, if any is close."""
+    close = difflib.get_close_matches(name[:64], known, n=1)
+    return f"did you mean {close[0]!r}?" if close else "remove it"
 
 
 def _refuse(name: str, value: Any, wanted: str, *, param: str | None = None) -> NoReturn:

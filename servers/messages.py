@@ -1,10 +1,10 @@
 """Check chat messages and render them. What their values must be is the chat template code's to say."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagedjax import InvalidRequestError
+from servers.checks import advice
 from servers.state import ServerState
 
 _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
@@ -75,9 +75,7 @@ def _check_key(where: str, key: str, entry: Any) -> None:
         return
     if key in _KEYS_THAT_MUST_BE_EMPTY:
         raise _error(f"{where}.{key}", "it is not supported here; remove it")
-    close = difflib.get_close_matches(key[:64], _KEYS, n=1)
-    advice = f"did you mean {close[0]!r}?" if close else "remove it"
-    raise _error(f"{where}.{key[:64]}", f"there is no such field; {advice}")
+    raise _error(f"{where}.{key[:64]}", f"there is no such field; {advice(key, _KEYS)}")
 
 
 def _error(where: str, problem: str) -> InvalidRequestError:

@@ -1,12 +1,12 @@
 """What a request asks of the form of its output: response_format (OpenAI's field) or structured_outputs (vLLM's)."""
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from pagedjax import InvalidRequestError, StructuredOutputsParams
+from servers.checks import advice
 
 _STRUCTURED_OUTPUTS = (
     "json", "regex", "choice", "grammar", "json_object", "disable_any_whitespace", "whitespace_pattern",
@@ -71,9 +71,9 @@ def _of_json_schema(value: dict[str, Any]) -> StructuredOutputsParams:
 def _check_names(value: Mapping[str, Any], known: Iterable[str], where: str) -> None:
     for name in value:
         if name not in known:
-            close = difflib.get_close_matches(name[:64], list(known), n=1)
-            advice = f"did you mean {close[0]!r}?" if close else "remove it"
-            raise InvalidRequestError(f"{name[:64]!r} is no field of {where}; {advice}", param=where.partition(".")[0])
+            raise InvalidRequestError(
+                f"{name[:64]!r} is no field of {where}; {advice(name, known)}", param=where.partition(".")[0]
+            )
 
 
 def _invalid(message: str) -> InvalidRequestError:

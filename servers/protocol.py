@@ -4,7 +4,6 @@ A field is a name, a check and a default; null means absent. An unknown name is 
 place that knows which fields exist; what they mean is the endpoints' affair.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -211,7 +210,7 @@ def parse(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]
     for name in body:
         if name not in table:
             raise InvalidRequestError(
-                f"{name[:64]!r} is no field of this endpoint; {_advice(name, table)}", param=name[:64]
+                f"{name[:64]!r} is no field of this endpoint; {checks.advice(name, table)}", param=name[:64]
             )
     return {name: _value(field, body.get(name)) for name, field in table.items()}
 
@@ -240,8 +239,9 @@ def parse_stream_options(fields: Mapping[str, Any]) -> StreamOptions:
     known = {"include_usage": False, "continuous_usage_stats": False, "include_obfuscation": False}
     for name, value in options.items():
         if name not in known:
-            advice = _advice(name, known)
-            raise InvalidRequestError(f"{name[:64]!r} is no field of stream_options; {advice}", param="stream_options")
+            raise InvalidRequestError(
+                f"{name[:64]!r} is no field of stream_options; {checks.advice(name, known)}", param="stream_options"
+            )
         if value is not None:
             check = Only(False) if name == "include_obfuscation" else checks.boolean
             known[name] = check(f"stream_options.{name}", value)
@@ -254,8 +254,3 @@ def _value(field: Field, value: Any) -> Any:
     if field.default is _MISSING:
         raise InvalidRequestError(f"{field.name} is missing; send it", param=field.name)
     return field.default
-
-
-def _advice(name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name[:64], list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else "remove it"
