@@ -26,8 +26,8 @@ def generation_defaults(config: EngineConfig) -> dict[str, Any]:
     Raises:
       ConfigError: the file is missing where `--generation-config` names a directory, unreadable or out of range.
     """
-    path = _path(config)
-    values = {} if path is None else _read(path)
+    source = _source(config)
+    path, values = _file(source), read_generation_config(source)
     names = () if config.generation_config == "vllm" else SAMPLING_FIELDS
     defaults = {name: values[name] for name in names if values.get(name) is not None}
     try:
@@ -38,29 +38,21 @@ def generation_defaults(config: EngineConfig) -> dict[str, Any]:
     return defaults | ({"eos_token_ids": eos_token_ids} if eos_token_ids else {})
 
 
-def _path(config: EngineConfig) -> Path | None:
-    """The file to read: a generation_config.json, a GGUF file, or None where the model brings neither."""
-    if config.generation_config not in ("auto", "vllm"):
-        path = Path(config.generation_config) / FILE_NAME
-        if not path.is_file():
-            raise ConfigError(f"{path} does not exist; --generation-config takes 'auto', 'vllm' or a directory with it")
-        return path
-    source = demo_path() if config.model == "demo" else _resolve(config)
-    path = source if source.suffix == ".gguf" else source / FILE_NAME
-    return path if path.is_file() else None
+def read_generation_config(source: Path) -> dict[str, Any]:
+    """Return all that the model in the directory or GGUF file `source` says of generation, {} where it says nothing.
 
-
-def _resolve(config: EngineConfig) -> Path:
-    return hub.resolve(config.model, revision=config.revision, download_dir=config.download_dir, with_weights=False)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if path.suffix == ".gguf":
+    Raises:
+      ConfigError: its generation_config.json is unreadable or no JSON object.
+    """
+    path = _file(source)
+    if path == source:
         file = GGUFFile(path)
         try:
             return gguf_config.generation_defaults(file)
         finally:
             file.close()
+    if not path.is_file():
+        return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -70,7 +62,25 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _token_ids(value: Any, path: Path | None) -> tuple[int, ...]:
+def _source(config: EngineConfig) -> Path:
+    """Where to look: the directory that --generation-config names, or the model's own or GGUF file."""
+    if config.generation_config in ("auto", "vllm"):
+        return demo_path() if config.model == "demo" else _resolve(config)
+    path = Path(config.generation_config) / FILE_NAME
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist; --generation-config takes 'auto', 'vllm' or a directory with it")
+    return path.parent
+
+
+def _resolve(config: EngineConfig) -> Path:
+    return hub.resolve(config.model, revision=config.revision, download_dir=config.download_dir, with_weights=False)
+
+
+def _file(source: Path) -> Path:
+    return source if source.suffix == ".gguf" and source.is_file() else source / FILE_NAME
+
+
+def _token_ids(value: Any, path: Path) -> tuple[int, ...]:
     """`eos_token_id` is one id, a list of ids, or null."""
     token_ids = value if isinstance(value, list) else [] if value is None else [value]
     for token_id in token_ids:

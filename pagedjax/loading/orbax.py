@@ -17,9 +17,9 @@ from flax import nnx
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import CheckpointError, ConfigError
+from pagedjax.loading.generation_config import FILE_NAME as GENERATION_CONFIG_FILE
+from pagedjax.loading.generation_config import read_generation_config
 from pagedjax.loading.gguf import GGUFSource, demo_path
-from pagedjax.loading.gguf_config import generation_defaults
-from pagedjax.loading.gguf_file import GGUFFile
 from pagedjax.loading.hub import resolve
 from pagedjax.loading.safetensors import SafetensorsSource
 from pagedjax.loading.weights import LoadedModel, abstract_model, load_weights, resolve_dtype
@@ -28,7 +28,6 @@ from pagedjax.text.tokenizer import PreTrainedTokenizerFast, load_tokenizer
 
 MODEL_FILE = "pagedjax_model.json"
 PARAMS_DIRECTORY = "params"
-GENERATION_CONFIG_FILE = "generation_config.json"
 FORMAT_VERSION = 1
 
 
@@ -49,6 +48,7 @@ def convert(config: EngineConfig, out: Path) -> None:
     path = demo_path() if config.model == "demo" else _resolve_source(config)
     is_gguf = path.suffix == ".gguf"
     tokenizer = load_tokenizer(dataclasses.replace(config, model=str(path)))
+    generation_config = read_generation_config(path)  # its errors come before anything loads
     source = GGUFSource(path) if is_gguf else SafetensorsSource(path)
     try:
         lossless = "float32" if is_gguf else source.model_config.dtype
@@ -56,7 +56,7 @@ def convert(config: EngineConfig, out: Path) -> None:
     finally:
         source.close()
     hf_tokenizer = None if tokenizer is None else tokenizer.hf
-    save_orbax(out, loaded, tokenizer=hf_tokenizer, generation_config=_generation_config(path))
+    save_orbax(out, loaded, tokenizer=hf_tokenizer, generation_config=generation_config)
 
 
 def save_orbax(
@@ -176,18 +176,6 @@ def _resolve_source(config: EngineConfig) -> Path:
     if is_orbax_directory(path):
         raise ConfigError(f"{path} is an Orbax directory already; copy it, or convert the model it was made from")
     return path
-
-
-def _generation_config(path: Path) -> dict[str, Any]:
-    """Return what the model says of generation, {} where it says nothing."""
-    if path.suffix == ".gguf":
-        file = GGUFFile(path)
-        try:
-            return generation_defaults(file)
-        finally:
-            file.close()
-    file = path / GENERATION_CONFIG_FILE
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _check_empty(path: Path) -> None:

@@ -12,7 +12,7 @@ from flax import nnx
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import CheckpointError, ConfigError
-from pagedjax.loading import load_model
+from pagedjax.loading import load_model, orbax
 from pagedjax.loading.arrays import model_from_params
 from pagedjax.loading.generation_config import generation_defaults
 from pagedjax.loading.hf_config import model_config_from_hf
@@ -20,6 +20,7 @@ from pagedjax.loading.orbax import convert, is_orbax_directory, load_orbax, read
 from pagedjax.models.config import RopeConfig
 from pagedjax.text.tokenizer import load_tokenizer
 from tests.loading.gguf_models import write_model
+from tests.loading.tiny_checkpoints import write_checkpoint
 from tests.oracles import tiny_models
 
 CASE = "llama_with_biases"
@@ -118,6 +119,15 @@ def write_chat_model(path):
         writer.add_float32("general.sampling.temp", 0.5)
 
     return write_model(path, tiny_models.CASES[CASE], tiny_models.weights(CASE), extra=add)
+
+
+def test_a_malformed_generation_config_is_refused_before_anything_loads(tmp_path, monkeypatch):
+    """The conversion died with the error of the JSON parser when all weights were loaded."""
+    monkeypatch.setattr(orbax, "load_tokenizer", lambda config: None)
+    monkeypatch.setattr(orbax, "load_weights", lambda *args: pytest.fail("the weights were loaded"))
+    (write_checkpoint(tmp_path, "smollm2") / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
+        convert(EngineConfig(model=str(tmp_path)), tmp_path / "converted")
 
 
 def test_convert_keeps_float32_of_gguf_files_and_casts_when_asked(tmp_path):
