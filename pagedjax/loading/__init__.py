@@ -4,6 +4,7 @@
 transformers.
 """
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def load_model_config(config: EngineConfig) -> ModelConfig:
 
     path = locate(config, with_weights=False)
     if path.suffix == ".gguf":
-        return GGUFSource(path).model_config
+        with closing(GGUFSource(path)) as source:
+            return source.model_config
     return read_orbax_config(path) if is_orbax_directory(path) else read_model_config(path)
 
 

@@ -8,7 +8,8 @@ from flax import nnx
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError
-from pagedjax.loading import hub, load_model, locate
+from pagedjax.loading import hub, load_model, load_model_config, locate
+from pagedjax.loading.gguf import GGUFSource
 from pagedjax.loading.hf_config import model_config_from_hf, read_model_config
 from pagedjax.loading.weights import abstract_model
 from pagedjax.text.tokenizer import load_tokenizer
@@ -74,6 +75,14 @@ def test_a_shape_by_name_needs_no_load_format_and_no_tokenizer(monkeypatch, tmp_
     config = EngineConfig(model="dummy:tiny")
     assert load_model(config).config.architecture == "LlamaForCausalLM"
     assert load_tokenizer(config) is None
+
+
+def test_the_file_that_only_gives_a_configuration_is_closed(monkeypatch):
+    """It stayed mapped until it was collected."""
+    closed, close = [], GGUFSource.close
+    monkeypatch.setattr(GGUFSource, "close", lambda source: (closed.append(source.origin), close(source)))
+    load_model_config(EngineConfig(model="demo", load_format="dummy"))
+    assert len(closed) == 1
 
 
 def test_an_unknown_shape_and_a_shape_with_weights_are_refused():
