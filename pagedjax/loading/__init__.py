@@ -12,9 +12,9 @@ from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError
 from pagedjax.loading.arrays import model_from_params
 from pagedjax.loading.dummy import dummy_model
-from pagedjax.loading.gguf import GGUFSource, demo_path
+from pagedjax.loading.gguf import GGUFSource
 from pagedjax.loading.hf_config import read_model_config
-from pagedjax.loading.hub import resolve
+from pagedjax.loading.hub import locate
 from pagedjax.loading.safetensors import SafetensorsSource
 from pagedjax.loading.weights import LoadedModel, WeightSource, load_weights, resolve_dtype
 from pagedjax.models.config import ModelConfig
@@ -48,13 +48,6 @@ def load_model(
     if model_config is not None:
         raise ConfigError(f"model_config is given for {config.model!r}, which has its own; leave it out or pass params")
     return _load_path(locate(config), config)
-
-
-def locate(config: EngineConfig, *, with_weights: bool = True) -> Path:
-    """Return the local file or directory of `config.model`, fetching a hub name."""
-    if config.model == "demo":
-        return demo_path()
-    return resolve(config.model, revision=config.revision, download_dir=config.download_dir, with_weights=with_weights)
 
 
 def load_model_config(config: EngineConfig) -> ModelConfig:

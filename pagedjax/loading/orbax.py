@@ -19,8 +19,8 @@ from pagedjax.config import EngineConfig
 from pagedjax.errors import CheckpointError, ConfigError
 from pagedjax.loading.generation_config import FILE_NAME as GENERATION_CONFIG_FILE
 from pagedjax.loading.generation_config import read_generation_config
-from pagedjax.loading.gguf import GGUFSource, demo_path
-from pagedjax.loading.hub import resolve
+from pagedjax.loading.gguf import GGUFSource
+from pagedjax.loading.hub import locate
 from pagedjax.loading.safetensors import SafetensorsSource
 from pagedjax.loading.weights import LoadedModel, abstract_model, load_weights, resolve_dtype
 from pagedjax.models.config import ModelConfig, RopeConfig
@@ -45,7 +45,9 @@ def convert(config: EngineConfig, out: Path) -> None:
         ConfigError: the model cannot be loaded, or `out` exists and is not an empty directory.
     """
     _check_empty(out)
-    path = demo_path() if config.model == "demo" else _resolve_source(config)
+    path = locate(config)
+    if is_orbax_directory(path):
+        raise ConfigError(f"{path} is an Orbax directory already; copy it, or convert the model it was made from")
     is_gguf = path.suffix == ".gguf"
     tokenizer = load_tokenizer(dataclasses.replace(config, model=str(path)))
     generation_config = read_generation_config(path)  # its errors come before anything loads
@@ -169,13 +171,6 @@ def _config_from_json(fields: dict[str, Any]) -> ModelConfig:
 
 def _rope_from_json(fields: dict[str, Any]) -> RopeConfig:
     return RopeConfig(theta=fields["theta"], scaling=tuple((key, value) for key, value in fields["scaling"]))
-
-
-def _resolve_source(config: EngineConfig) -> Path:
-    path = resolve(config.model, revision=config.revision, download_dir=config.download_dir)
-    if is_orbax_directory(path):
-        raise ConfigError(f"{path} is an Orbax directory already; copy it, or convert the model it was made from")
-    return path
 
 
 def _check_empty(path: Path) -> None:

@@ -13,7 +13,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.loading import hub
-from pagedjax.loading.gguf import demo_path
 from pagedjax.text.chat import ChatTemplate, load_chat_template, render_chat
 from pagedjax.text.gguf_tokenizer import REMEDY, tokenizer_from_gguf
 from pagedjax.text.token_pieces import TokenPieces
@@ -107,8 +106,6 @@ def _check_characters(text: str) -> None:
 def _tokenizer_path(config: EngineConfig) -> Path:
     """A directory with tokenizer files, or a GGUF file."""
     name = config.tokenizer or config.model
-    if name == "demo":
-        return demo_path()
     revision = config.revision if name == config.model else None
     return hub.resolve(name, revision=revision, download_dir=config.download_dir, with_weights=False)
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError
-from pagedjax.loading import hub, load_model, load_model_config, locate
+from pagedjax.loading import hub, load_model, load_model_config
 from pagedjax.loading.gguf import GGUFSource
 from pagedjax.loading.hf_config import model_config_from_hf, read_model_config
 from pagedjax.loading.weights import abstract_model
@@ -64,7 +64,7 @@ def test_a_model_config_beside_real_weights_is_refused(tmp_path):
     [("llama-8b", 8_030_261_248), ("qwen3-0.6b", 596_049_920), ("llama-0.5b", 472_787_840)],
 )
 def test_a_shape_by_name_has_the_parameters_of_the_model_it_stands_for(name, num_parameters):
-    config = read_model_config(locate(EngineConfig(model=f"dummy:{name}"), with_weights=False))
+    config = read_model_config(hub.locate(EngineConfig(model=f"dummy:{name}"), with_weights=False))
     state = abstract_model(config, jnp.bfloat16)[1]
     assert sum(leaf.size for leaf in jax.tree.leaves(state)) == num_parameters
 

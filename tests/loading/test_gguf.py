@@ -19,10 +19,11 @@ from flax import nnx
 from pagedjax.config import EngineConfig
 from pagedjax.errors import CheckpointError, ConfigError, PagedJaxError
 from pagedjax.loading import load_model
-from pagedjax.loading.gguf import GGUFSource, demo_path
+from pagedjax.loading.gguf import GGUFSource
 from pagedjax.loading.gguf_config import generation_defaults, read_gguf_config
 from pagedjax.loading.gguf_file import GGUFFile
 from pagedjax.loading.hf_config import model_config_from_hf
+from pagedjax.loading.hub import demo_path
 from tests.loading.gguf_models import finish, write_model
 from tests.oracles import tiny_models
 

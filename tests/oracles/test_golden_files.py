@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagedjax.loading.gguf import demo_path
+from pagedjax.loading.hub import demo_path
 
 ORACLES = Path(__file__).parent
 pytestmark = pytest.mark.oracle

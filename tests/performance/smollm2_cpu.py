@@ -18,7 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
-from pagedjax.loading.gguf import demo_path
+from pagedjax.loading.hub import demo_path
 
 PORT = 8431
 NUM_TOKENS = 96

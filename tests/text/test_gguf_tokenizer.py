@@ -26,8 +26,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import GemmaTokenizer, GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer
 
 from pagedjax.errors import CheckpointError, ConfigError
-from pagedjax.loading.gguf import demo_path
 from pagedjax.loading.gguf_file import GGUFFile
+from pagedjax.loading.hub import demo_path
 from pagedjax.text.gguf_tokenizer import tokenizer_from_gguf
 from tests.loading.gguf_models import write_tokenizer
 from tests.oracles import tokenizer_texts

@@ -8,7 +8,7 @@ import pytest
 
 from pagedjax.config import EngineConfig
 from pagedjax.errors import ConfigError, InvalidRequestError
-from pagedjax.loading.gguf import demo_path
+from pagedjax.loading.hub import demo_path
 from pagedjax.text import tokenizer as tokenizer_module
 from pagedjax.text.gguf_tokenizer import tokenizer_from_gguf
 from pagedjax.text.tokenizer import load_tokenizer

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as RustTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from pagedjax.loading.gguf import demo_path
+from pagedjax.loading.hub import demo_path
 from pagedjax.text.gguf_tokenizer import tokenizer_from_gguf
 from pagedjax.text.tokenizer import Tokenizer
 
