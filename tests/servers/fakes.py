@@ -192,7 +192,7 @@ class FakeEngine:
 
         def wait():
             with self._changed:
-                return self._changed.wait_for(condition, timeout=10)
+                return self._changed.wait_for(condition, timeout=60)
 
         assert await asyncio.to_thread(wait), "the engine never heard it"
 
