@@ -100,7 +100,7 @@ class ModelRunner:
         return self.ledger.num_blocks
 
     @property
-    def device(self) -> jax.Device:
+    def device(self) -> Any:
         """Where the weights are."""
         return jax.tree.leaves(self._leaves)[0].device
 
