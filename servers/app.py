@@ -15,6 +15,7 @@ from servers.board.history import keep_history
 from servers.config import ServerConfig
 from servers.errors import errors_as_json
 from servers.http_metrics import http_metrics
+from servers.open_requests import handling
 from servers.state import STATE, ServerState
 from servers.stats_log import log_stats
 
@@ -49,7 +50,12 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
     """
     state = ServerState.of(engine, config)
     app = web.Application(
-        middlewares=[http_metrics(state.metrics.registry), errors_as_json, access_control(state.access)],
+        middlewares=[
+            handling(state.open_requests),
+            http_metrics(state.metrics.registry),
+            errors_as_json,
+            access_control(state.access),
+        ],
         client_max_size=config.max_request_bytes,
     )
     app[STATE] = state

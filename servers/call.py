@@ -57,10 +57,9 @@ async def read_call(request: web.Request, table: Mapping[str, Field], *, id_pref
     state = request.app[STATE]
     fields = parse(await read_json(request), table)
     state.check_model(fields["model"])
-    request_id = f"{id_prefix}{_chosen_id(request, fields) or uuid.uuid4().hex}"
-    return Call(
-        request, state, fields, parse_stream_options(fields), request_id, arrival_time, _timeout(request, state)
-    )
+    options, timeout = parse_stream_options(fields), _timeout(request, state)
+    request_id = _claim_id(request, fields["request_id"], id_prefix)
+    return Call(request, state, fields, options, request_id, arrival_time, timeout)
 
 
 def _timeout(request: web.Request, state: ServerState) -> float | None:
@@ -77,12 +76,29 @@ def _timeout(request: web.Request, state: ServerState) -> float | None:
     return seconds if limit is None else min(seconds, limit)
 
 
-def _chosen_id(request: web.Request, fields: Mapping[str, Any]) -> str | None:
-    """The id that the client gives its request, in the body or a header."""
-    chosen = fields.get("request_id") or request.headers.get("X-Request-Id")
-    if chosen is not None and not _REQUEST_ID.fullmatch(chosen):
+def _claim_id(request: web.Request, chosen: str | None, prefix: str) -> str:
+    """Give the request the id that its client chose, else that of the header X-Request-Id, else a new one.
+
+    Proxies write the header, in forms of their own and again when they try again: one that cannot be had is no error.
+    """
+    claim = request.app[STATE].open_requests.claim
+    if chosen is not None:
+        _check_id(chosen)
+        if not claim(request, f"{prefix}{chosen}"):
+            raise InvalidRequestError(
+                f"request_id {chosen!r} belongs to a request that is still running; choose another", param="request_id"
+            )
+        return f"{prefix}{chosen}"
+    request_id = f"{prefix}{request.headers.get('X-Request-Id', '')}"
+    if not (_REQUEST_ID.fullmatch(request_id, len(prefix)) and claim(request, request_id)):
+        request_id = f"{prefix}{uuid.uuid4().hex}"
+        claim(request, request_id)
+    return request_id
+
+
+def _check_id(chosen: str) -> None:
+    if not _REQUEST_ID.fullmatch(chosen):
         raise InvalidRequestError(
             f"request_id is {chosen[:100]!r}; it must be 1 to 128 letters, digits and signs of _.:-",
             param="request_id",
         )
-    return chosen

@@ -1,4 +1,4 @@
-"""The HTTP requests that generate at this moment: who owns them, and whether another one may join.
+"""The HTTP requests that generate at this moment: who owns them, their ids, and whether another one may join.
 
 Bounds what can pile up in front of the engine. Knows nothing of what the requests ask for.
 """
@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
 from pagedjax import InvalidRequestError
+from servers.access import OWNER
 from servers.errors import ApiError
 
 RETRY = {"Retry-After": "1"}
 REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+_CLAIM = web.RequestKey("CLAIM", tuple)  # the owner and the id of a request that has one
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class OpenRequests:
     def __init__(self, *, max_sequences: int, max_prompt_tokens: int, on_rejection: Callable[[str], None]):
         self._max_sequences = max_sequences
         self._max_prompt_tokens = max_prompt_tokens
+        self._claims: set[tuple[str, str]] = set()
         self._by_owner_and_id: dict[tuple[str, str], OpenRequest] = {}
         self._num_sequences = self._num_prompt_tokens = 0
         self._is_closed = False
@@ -45,15 +51,33 @@ class OpenRequests:
         return len(self._by_owner_and_id)
 
     @contextmanager
+    def handle(self, request: web.Request) -> Iterator[None]:
+        """Let `request` claim an id for as long as the context lasts."""
+        try:
+            yield
+        finally:
+            self._claims.discard(request.get(_CLAIM))
+
+    def claim(self, request: web.Request, request_id: str) -> bool:
+        """Make the id that of `request` alone among its owner's; False if another one has it."""
+        claim = (request[OWNER], request_id)
+        if claim in self._claims:
+            return False
+        self._claims.add(claim)
+        request[_CLAIM] = claim
+        return True
+
+    @contextmanager
     def admit(self, request: OpenRequest) -> Iterator[None]:
-        """Count `request` among the open ones for as long as the context lasts.
+        """Count `request`, which has claimed its id, among the open ones for as long as the context lasts.
 
         Raises:
           ApiError: a 503, because the queue is full or the server is about to stop.
-          InvalidRequestError: its id is in use, or it alone is more than the queue ever takes.
+          InvalidRequestError: it alone is more than the queue ever takes.
         """
         self._check(request)
         key = (request.owner, request.id)
+        assert key not in self._by_owner_and_id, "a claimed id is that of one request"
         self._by_owner_and_id[key] = request
         self._num_sequences += request.num_sequences
         self._num_prompt_tokens += request.num_prompt_tokens
@@ -90,11 +114,6 @@ class OpenRequests:
     def _check(self, request: OpenRequest) -> None:
         if self._is_closed:
             raise ApiError(503, "the server is shutting down; ask another one", headers=RETRY)
-        if (request.owner, request.id) in self._by_owner_and_id:
-            raise InvalidRequestError(
-                f"request_id {request.id!r:.140} belongs to a request that is still running; choose another",
-                param="request_id",
-            )
         self._check_room(
             "max_num_queued_reqs", "completions", self._num_sequences, request.num_sequences, self._max_sequences
         )
@@ -119,3 +138,14 @@ class OpenRequests:
                 f"the queue is full: {old} {unit} of at most {limit} are in work; retry later or raise {flag}",
                 headers=RETRY,
             )
+
+
+def handling(open_requests: OpenRequests) -> Middleware:
+    """Return the middleware that has `open_requests` know of every request while it is handled."""
+
+    @web.middleware
+    async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+        with open_requests.handle(request):
+            return await handler(request)
+
+    return handle

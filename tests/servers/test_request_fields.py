@@ -1,6 +1,8 @@
 """Fields that shape prompts and answers, over both endpoints that generate."""
 
+import asyncio
 import json
+import re
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -140,6 +142,36 @@ async def test_an_id_that_is_in_use_is_refused_until_it_is_free(http, fake):
     fake.gate.set()
     assert "[DONE]" in await first.text()
     assert (await http.post(COMPLETIONS, json=body)).status == 200
+
+
+@pytest.mark.parametrize("given", ["Root=1-6789-x", "host/7Yx-000001", "", "y" * 129])
+async def test_a_header_that_is_no_id_leaves_the_request_with_a_new_one(http, given):
+    """Proxies write it in forms of their own: good requests were refused for a request_id that they did not hold."""
+    answer = await http.post(CHAT, json={"messages": HI, "max_tokens": 1}, headers={"X-Request-Id": given})
+    assert answer.status == 200
+    assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", (await answer.json())["id"])
+
+
+async def test_requests_under_one_header_at_once_have_ids_of_their_own(http, fake):
+    """A proxy that tried again, or numbered a batch alike, had its second request refused."""
+    fake.gate.clear()
+    asked = [
+        asyncio.create_task(http.post(CHAT, json={"messages": HI, "max_tokens": 1}, headers={"X-Request-Id": "theirs"}))
+        for _ in range(3)
+    ]
+    await fake.until(lambda: len(fake.added) == 3)
+    fake.gate.set()
+    ids = [(await (await one).json())["id"] for one in asked]
+    assert len(set(ids)) == 3
+    assert "chatcmpl-theirs" in ids
+
+
+async def test_an_id_of_the_body_is_taken_by_its_word_even_where_a_header_is_there(http):
+    body, headers = {"prompt": "a", "max_tokens": 1}, {"X-Request-Id": "theirs"}
+    answer = await http.post(COMPLETIONS, json=body | {"request_id": "mine"}, headers=headers)
+    assert (await answer.json())["id"] == "cmpl-mine"
+    refused = await http.post(COMPLETIONS, json=body | {"request_id": "not mine"}, headers=headers)
+    assert (refused.status, (await refused.json())["error"]["param"]) == (400, "request_id")
 
 
 async def test_ids_of_clients_never_meet_in_the_engine(http, fake):
