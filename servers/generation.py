@@ -67,6 +67,7 @@ async def submit(call: Call, prompts: Sequence[Prompt], params: SamplingParams) 
     Raises:
       ApiError: the queue is full.
       InvalidRequestError: the engine refuses one of them; then none runs.
+      TimeoutError: it has not accepted all of them by the call's deadline.
     """
     _check_priority(call)
     metrics = call.state.metrics
@@ -88,7 +89,8 @@ async def submit(call: Call, prompts: Sequence[Prompt], params: SamplingParams) 
                 )
                 streams.append(stream)
                 metrics.start_request(stream.request_id, params)
-            await _accepted(streams, metrics)
+            async with asyncio.timeout(_patience(call)):
+                await _accepted(streams, metrics)
             yield streams
         finally:
             for stream in streams:
@@ -150,7 +152,7 @@ def _patience(call: Call) -> float | None:
     """Seconds from now that the answer may take."""
     if call.timeout is None:
         return None
-    return max(0.0, call.arrival_time + call.timeout - time.monotonic()) + GRACE_SECONDS
+    return max(0.0, call.arrival_time + call.timeout + GRACE_SECONDS - time.monotonic())
 
 
 def _open_request(call: Call, prompts: Sequence[Prompt], params: SamplingParams) -> OpenRequest:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 import time
 
 import pytest
@@ -97,6 +98,48 @@ async def test_a_deadline_is_an_error_event_in_a_stream(serve, fake, monkeypatch
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == 504
     await fake.until(lambda: not fake.requests)
     assert len(fake.aborted) == is_stuck
+
+
+@pytest.fixture
+def stuck(fake, engine):
+    """Have every step take for ever, and the compilation of every form. Returns the event of the first step."""
+    is_entered, go_on = threading.Event(), threading.Event()
+
+    def step():
+        is_entered.set()
+        go_on.wait()
+        return []
+
+    fake.step, fake.prepare = step, lambda params: go_on.wait()
+    yield is_entered
+    go_on.set()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_deadline_is_kept_before_a_stuck_engine_has_even_taken_the_request(
+    stuck, serve, monkeypatch, is_stream
+):
+    """The deadline was watched from the acceptance on only: a client waited for as long as the step took."""
+    monkeypatch.setattr(generation, "GRACE_SECONDS", 0.05)
+    client = await serve()
+    async with asyncio.timeout(20):
+        running = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a"}))
+        assert await asyncio.to_thread(stuck.wait, 10)
+        body, headers = {"prompt": "b", "stream": is_stream}, {"X-Request-Timeout": "0.05"}
+        response = await client.post(COMPLETIONS, json=body, headers=headers)
+        assert (response.status, (await response.json())["error"]["type"]) == (504, "TimeoutError")
+    running.cancel()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_deadline_is_kept_while_a_form_is_compiled(stuck, serve, monkeypatch, is_stream):
+    """It was not watched before the engine had accepted the request."""
+    monkeypatch.setattr(generation, "GRACE_SECONDS", 0.05)
+    client = await serve()
+    body = {"prompt": "b", "stream": is_stream, "structured_outputs": {"regex": "x"}}
+    async with asyncio.timeout(20):
+        response = await client.post(COMPLETIONS, json=body, headers={"X-Request-Timeout": "0.05"})
+    assert response.status == 504
 
 
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan", "inf", ""])
