@@ -39,6 +39,7 @@ class OpenRequests:
     def __init__(self, *, max_sequences: int, max_prompt_tokens: int, on_rejection: Callable[[str], None]):
         self._max_sequences = max_sequences
         self._max_prompt_tokens = max_prompt_tokens
+        self._num_handled = 0
         self._claims: set[tuple[str, str]] = set()
         self._by_owner_and_id: dict[tuple[str, str], OpenRequest] = {}
         self._num_sequences = self._num_prompt_tokens = 0
@@ -52,14 +53,24 @@ class OpenRequests:
 
     @contextmanager
     def handle(self, request: web.Request) -> Iterator[None]:
-        """Let `request` claim an id for as long as the context lasts."""
+        """Let `request` claim an id, and `wait_empty` wait for it, for as long as the context lasts."""
+        self._num_handled += 1
+        self._is_empty.clear()
         try:
             yield
         finally:
             self._claims.discard(request.get(_CLAIM))
+            self._num_handled -= 1
+            if not self._num_handled:
+                self._is_empty.set()
 
     def claim(self, request: web.Request, request_id: str) -> bool:
-        """Make the id that of `request` alone among its owner's; False if another one has it."""
+        """Make the id that of `request` alone among its owner's; False if another one has it.
+
+        Raises:
+          ApiError: a 503, because the server is about to stop.
+        """
+        self._check_open()
         claim = (request[OWNER], request_id)
         if claim in self._claims:
             return False
@@ -81,15 +92,12 @@ class OpenRequests:
         self._by_owner_and_id[key] = request
         self._num_sequences += request.num_sequences
         self._num_prompt_tokens += request.num_prompt_tokens
-        self._is_empty.clear()
         try:
             yield
         finally:
             del self._by_owner_and_id[key]
             self._num_sequences -= request.num_sequences
             self._num_prompt_tokens -= request.num_prompt_tokens
-            if not self._by_owner_and_id:
-                self._is_empty.set()
 
     def of_owner(self, owner: str) -> list[OpenRequest]:
         """Return the requests of one owner, oldest first."""
@@ -104,16 +112,20 @@ class OpenRequests:
         self._is_closed = True
 
     async def wait_empty(self) -> None:
-        """Return when no request is open."""
+        """Return when no request is handled: none is open, and none is read that may yet be."""
         await self._is_empty.wait()
+
+    @property
+    def num_handled(self) -> int:
+        """How many HTTP requests of any kind have not been answered."""
+        return self._num_handled
 
     @property
     def is_closed(self) -> bool:
         return self._is_closed
 
     def _check(self, request: OpenRequest) -> None:
-        if self._is_closed:
-            raise ApiError(503, "the server is shutting down; ask another one", headers=RETRY)
+        self._check_open()
         self._check_room(
             "max_num_queued_reqs", "completions", self._num_sequences, request.num_sequences, self._max_sequences
         )
@@ -124,6 +136,10 @@ class OpenRequests:
             request.num_prompt_tokens,
             self._max_prompt_tokens,
         )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ApiError(503, "the server is shutting down; ask another one", headers=RETRY)
 
     def _check_room(self, limit_name: str, unit: str, old: int, new: int, limit: int) -> None:
         flag = f"--{limit_name.replace('_', '-')}"

@@ -174,7 +174,9 @@ async def _until_stopped(state: ServerState, signals: "asyncio.Queue[signal.Sign
     died = asyncio.create_task(state.engine.wait_stopped())
     try:
         number = await _first(signals.get(), died)
-        if number == signal.SIGTERM and len(state.open_requests):
+        if number == signal.SIGTERM:
+            state.open_requests.close()
+        if number == signal.SIGTERM and state.open_requests.num_handled:
             await _drain(state, signals, died)
         elif number is not None:
             logger.info("Shutting down: %s", number.name)
@@ -187,16 +189,15 @@ async def _until_stopped(state: ServerState, signals: "asyncio.Queue[signal.Sign
 
 
 async def _drain(state: ServerState, signals: "asyncio.Queue[signal.Signals]", died: asyncio.Task[None]) -> None:
-    """Admit nothing more and wait until the running requests are over, for as long as allowed."""
-    seconds = state.config.shutdown_timeout
-    logger.info("Shutting down: %d requests have %g seconds to finish", len(state.open_requests), seconds)
-    state.open_requests.close()
-    empty = asyncio.create_task(state.open_requests.wait_empty())
+    """Wait until all requests are over, those that are still being read too, for as long as allowed."""
+    requests, seconds = state.open_requests, state.config.shutdown_timeout
+    logger.info("Shutting down: %d requests have %g seconds to finish", requests.num_handled, seconds)
+    empty = asyncio.create_task(requests.wait_empty())
     try:
         async with asyncio.timeout(seconds):
             await _first(signals.get(), died, empty)
     except TimeoutError:
-        logger.warning("Shutting down: %d requests have not finished", len(state.open_requests))
+        logger.warning("Shutting down: %d requests have not finished", requests.num_handled)
     finally:
         empty.cancel()
 

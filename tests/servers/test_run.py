@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
@@ -106,6 +107,43 @@ async def test_sigterm_lets_running_requests_finish_and_admits_no_more():
         answer = await running
         assert (await answer.json())["choices"][0]["text"] == "aba"
     assert await asyncio.wait_for(server, 10) == 0
+
+
+@asynccontextmanager
+async def connection(address, text):
+    """Send `text` on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+    writer.write(text)
+    yield reader, writer
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_sigterm_waits_for_the_body_of_a_request_and_answers_that_it_comes_too_late():
+    """It looked for admitted requests only: one whose body was on its way lost its connection, or got a 500."""
+    server, address = await started(FakeEngine())
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 16\r\nExpect: 100-continue\r\n\r\n"
+    async with connection(address, head + b'{"prompt"') as (reader, writer), aiohttp.ClientSession() as session:
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n")  # it is being read
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until_unwell(session, address)
+        writer.write(b': "ab"}')
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b" 503 " in answer
+        assert b"Retry-After: 1" in answer
+        assert await asyncio.wait_for(server, 10) == 0
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+async def test_sigterm_does_not_wait_for_connections_without_a_request(sent):
+    server, address = await started(FakeEngine())
+    async with connection(address, sent) as (reader, _), aiohttp.ClientSession() as session:
+        if sent:
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        await session.get(f"{address}/health")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(server, 3) == 0
 
 
 async def test_a_second_signal_ends_the_draining():
