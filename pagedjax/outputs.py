@@ -10,6 +10,7 @@ class Logprob(NamedTuple):
     logprob: float
     rank: int  # 1 is the most likely token
     decoded_token: str | None = None
+    token_bytes: bytes | None = None  # of a part of a character, which decoded_token shows as U+FFFD
 
 
 @dataclass(kw_only=True)

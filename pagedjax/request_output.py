@@ -216,11 +216,14 @@ def scores_of(hypothesis: Hypothesis) -> list[TokenScores]:
 
 def to_logprobs(token_id: int, score: TokenScores, count: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
     """The token itself first, then the `count` most likely ones."""
-
-    def text_of(one: int) -> str | None:
-        return None if tokenizer is None else tokenizer.decode([one])
-
-    entries = {token_id: Logprob(score.logprob, score.rank, text_of(token_id))}
+    entries = {token_id: _logprob(token_id, score.logprob, score.rank, tokenizer)}
     for rank, (top_id, logprob) in enumerate(zip(score.top_ids[:count], score.top_logprobs, strict=False), 1):
-        entries.setdefault(int(top_id), Logprob(float(logprob), rank, text_of(int(top_id))))
+        entries.setdefault(int(top_id), _logprob(int(top_id), float(logprob), rank, tokenizer))
     return entries
+
+
+def _logprob(token_id: int, logprob: float, rank: int, tokenizer: Tokenizer | None) -> Logprob:
+    if tokenizer is None:
+        return Logprob(logprob, rank)
+    text = tokenizer.decode([token_id])
+    return Logprob(logprob, rank, text, tokenizer.bytes_of(token_id) if "\ufffd" in text else None)

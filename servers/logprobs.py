@@ -38,11 +38,7 @@ def completion_logprobs(
         result["text_offset"].append(offset)
         result["tokens"].append(_id_name(token_id) if as_ids else text)
         result["token_logprobs"].append(None if entries is None else _value(entries[token_id]))
-        result["top_logprobs"].append(
-            None
-            if entries is None
-            else {_id_name(one_id) if as_ids else _text(one): _value(one) for one_id, one in entries.items()}
-        )
+        result["top_logprobs"].append(None if entries is None else _best_by_name(entries, as_ids))
         offset += len(text)
     return result, offset
 
@@ -62,10 +58,20 @@ def _top(entries: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logpro
     return sorted((item for item in entries.items() if item[1].rank <= num_top), key=lambda item: item[1].rank)
 
 
+def _best_by_name(entries: Mapping[int, Logprob], as_ids: bool) -> dict[str, float]:
+    """Many tokens may have one text: all that are part of a character show U+FFFD. The most likely one stands."""
+    best: dict[str, float] = {}
+    for token_id, one in entries.items():
+        name = _id_name(token_id) if as_ids else _text(one)
+        best[name] = max(_value(one), best.get(name, FLOOR))
+    return best
+
+
 def _chat_entry(token_id: int, logprob: Logprob, as_id: bool) -> dict[str, Any]:
     text = _text(logprob)
     name = _id_name(token_id) if as_id else text
-    return {"token": name, "logprob": _value(logprob), "bytes": list(text.encode())}
+    token_bytes = text.encode() if logprob.token_bytes is None else logprob.token_bytes
+    return {"token": name, "logprob": _value(logprob), "bytes": list(token_bytes)}
 
 
 def _id_name(token_id: int) -> str:

@@ -249,6 +249,17 @@ def test_logprobs_are_those_of_the_raw_logits(engine):
     )
 
 
+def test_logprobs_hold_the_bytes_of_tokens_that_are_part_of_a_character(engine):
+    """Their text is U+FFFD for all of them."""
+    params = SamplingParams(temperature=0.0, logprobs=3, max_tokens=1)
+    (entries,) = run_all(engine, [("b", [120], params)])["b"].outputs[0].logprobs
+    shown = {token_id: (one.decoded_token, one.token_bytes) for token_id, one in entries.items()}
+    # token 7 + 120 and its neighbours: the vocabulary begins with the bytes that are characters in GPT-2's spelling
+    assert shown == {126: ("\ufffd", b"\xc2"), 127: ("\ufffd", b"\xc3"), 128: ("\ufffd", b"\xc4")}
+    (entries,) = run_all(engine, [("c", [30], params)])["c"].outputs[0].logprobs
+    assert {one.token_bytes for one in entries.values()} == {None}  # their texts say them
+
+
 @pytest.mark.parametrize("budget", [16, 64])
 def test_prompt_logprobs_cover_every_prompt_token_once_however_it_is_chunked(budget):
     engine = fake_engine(max_num_batched_tokens=budget)

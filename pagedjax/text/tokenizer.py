@@ -84,6 +84,11 @@ class Tokenizer:
                 f"token id {wrong} is in no vocabulary, this one is 0..{self.vocab_size - 1}; remove it"
             ) from error
 
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """Return the bytes of a token that alone may be no text; None of one that is text."""
+        piece = self.pieces.piece(token_id)
+        return piece if isinstance(piece, bytes) else None
+
     def render_chat(self, messages: Sequence[Any], **options: Any) -> str:
         """Return `pagedjax.text.chat.render_chat(self, messages, **options)`."""
         return render_chat(self, messages, **options)

@@ -120,6 +120,15 @@ def test_encoding_and_decoding_equal_transformers(kind):
                 )
 
 
+@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback", "demo"])
+@pytest.mark.parametrize("text", ["😀", "a世🙂b"])
+def test_the_bytes_of_tokens_add_up_to_characters(kind, text):
+    tokenizer = tokenizer_of(kind)
+    parts = [(tokenizer.bytes_of(one), tokenizer.decode([one])) for one in tokenizer.encode(text, False)]
+    assert any("\ufffd" in shown for _, shown in parts)
+    assert b"".join(shown.encode() if raw is None else raw for raw, shown in parts).decode().strip() == text
+
+
 def test_ids_without_a_token_add_nothing():
     tokenizer = tokenizer_of("demo")
     assert tokenizer.decode([tokenizer.vocab_size, *tokenizer.encode("a"), 2**31]) == "a"
