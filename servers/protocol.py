@@ -172,7 +172,7 @@ RESPONSES = _table(
         Field("parallel_tool_calls", checks.boolean, True),
         Field("previous_response_id", Only(), None),
         Field("prompt", Only(), None),
-        Field("reasoning", Only({}), None),
+        Field("reasoning", Only({}, {"effort": None}, {"summary": None}, {"effort": None, "summary": None}), None),
         Field("service_tier", Only("auto", "default"), None),
         Field("store", Only(False), False),
         Field("stream_options", Only({}, {"include_obfuscation": False}), None),

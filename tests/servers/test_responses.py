@@ -135,6 +135,11 @@ async def test_what_was_asked_is_in_the_answer_and_in_the_engine(client, fake):
         ({"input": [{"role": "wizard", "content": "a"}]}, "messages"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"type": ["message"]}]}, "input"),
+        ({"input": [{"type": "reasoning", "content": "so"}]}, "input"),
+        ({"input": [{"type": "reasoning", "content": [{"type": "output_text", "text": "so"}]}]}, "input"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": [{"role": "user", "content": 5}]}, "input"),
         ({"input": [{"role": "user", "content": "a", "contents": "b"}]}, "input"),
@@ -218,6 +223,22 @@ async def test_reasoning_text_and_calls_are_items(ask):
     ]
     assert len({item.call_id for item in answer.output[2:]}) == 2
     assert [item.status for item in answer.output] == ["completed"] * 3 + ["incomplete"]
+
+
+async def test_reasoning_can_be_sent_back(ask, client, fake):
+    """A client that sends the output back, as conversations go, got a 400 for the kind of its first item."""
+    said, called = [
+        (await ask(f"<think>{text}", tools=TOOLS)).output for text in ("so</think>Hm.", f"but</think>{CALLS[3:]}")
+    ]
+    assert [item.type for item in (*said, *called)] == ["reasoning", "message", "reasoning", *["function_call"] * 2]
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "1"} for call in called[1:]]
+    rendered = []
+    fake.tokenizer.render_chat = lambda messages, **kwargs: rendered.extend(messages) or "x"
+    items = [{"role": "user", "content": HI}, *said, {"role": "user", "content": HI}, *called, *results, said[0]]
+    await client.responses.create(model="fake", input=items, reasoning={"effort": None}, max_output_tokens=1)
+    assert [message.get("reasoning") for message in rendered] == [None, "so", None, "but", None, None]
+    assert [message.get("reasoning_content") for message in rendered] == [None, "so", None, "but", None, None]
+    assert (rendered[1]["content"][0]["text"], len(rendered[3]["tool_calls"])) == ("Hm.", 2)
 
 
 async def test_the_events_of_items_build_the_same_response(ask):
