@@ -62,10 +62,16 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> web.Application:
     app.on_response_prepare.append(add_headers)
     app[BOARD] = Board(state)
     app.add_routes(ROUTES)
+    app.on_startup.append(_show_cache)
     app.cleanup_ctx.append(_keep_history)
     if not engine.config.disable_log_stats:
         app.cleanup_ctx.append(_log_stats)
     return app
+
+
+async def _show_cache(app: web.Application) -> None:
+    state = app[STATE]
+    state.metrics.show_cache(state.engine.config, await state.engine.inspect())
 
 
 async def _log_stats(app: web.Application) -> AsyncIterator[None]:

@@ -15,7 +15,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from pagedjax import AsyncEngine, Histogram, RequestMetrics, RequestOutput, SamplingParams
+from pagedjax import AsyncEngine, EngineConfig, EngineView, Histogram, RequestMetrics, RequestOutput, SamplingParams
 from servers.engine_metrics import LABELS, EngineMetrics, histogram_family
 from servers.latencies import Latencies
 from servers.open_requests import REJECTION_REASONS
@@ -66,7 +66,6 @@ class ServerMetrics:
         self._running: dict[str, _RunningRequest] = {}
         assert engine.config.max_model_len is not None, "the engine resolves it"
         self._declare(engine.config.max_model_len)
-        self._declare_config(engine)
         self.registry.register(EngineMetrics(engine, self._labels))
         self._token_times = _TokenTimes(self._labels)
         self.registry.register(self._token_times)
@@ -78,6 +77,20 @@ class ServerMetrics:
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def show_cache(self, config: EngineConfig, view: EngineView) -> None:
+        """Add the cache's options and its number of blocks; call it once."""
+        names = (
+            "block_size",
+            "enable_prefix_caching",
+            "gpu_memory_utilization",
+            "num_gpu_blocks_override",
+            "swap_space",
+        )
+        options = {name: str(getattr(config, name)) for name in names}
+        labels = options | {"num_gpu_blocks": str(len(view.num_block_refs)), "engine": ENGINE_LABEL}
+        info = Gauge("vllm:cache_config_info", "The cache's options and size.", tuple(labels), registry=self.registry)
+        info.labels(**labels).set(1)
 
     def start_request(self, request_id: str, params: SamplingParams) -> None:
         """Remember a request that was handed to the engine."""
@@ -184,18 +197,6 @@ class ServerMetrics:
         self._preemptions = self._histogram(
             "request_num_preemptions", "Preemptions of a request.", (0, 1, 2, 3, 4, 5, 10, 20)
         )
-
-    def _declare_config(self, engine: AsyncEngine) -> None:
-        config = engine.config
-        names = (
-            "block_size",
-            "enable_prefix_caching",
-            "gpu_memory_utilization",
-            "num_gpu_blocks_override",
-            "swap_space",
-        )
-        info = Gauge("vllm:cache_config_info", "The cache's options.", (*names, "engine"), registry=self.registry)
-        info.labels(*(str(getattr(config, name)) for name in names), ENGINE_LABEL).set(1)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float | int, ...]) -> PrometheusHistogram:
         family = PrometheusHistogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)

@@ -82,10 +82,12 @@ async def test_names_that_dashboards_read_are_there_before_the_first_request(htt
     assert finished(samples) == {"stop": 0, "length": 0, "abort": 0, "timeout": 0, "error": 0}
 
 
-async def test_the_cache_configuration_is_in_labels(http):
+async def test_the_cache_configuration_is_in_labels(http, engine):
+    """Without the number of blocks, which routers read beside the size of each."""
     samples = await scrape(http)
     (info,) = (dict(key[1:]) for key in samples if key[0] == "vllm:cache_config_info")
     assert (info["block_size"], info["enable_prefix_caching"]) == ("16", "True")
+    assert info["num_gpu_blocks"] == str(len((await engine.inspect()).num_block_refs))
 
 
 async def test_one_request_is_counted_once_everywhere(http):
