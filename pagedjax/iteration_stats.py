@@ -42,10 +42,10 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, which may have occurred several times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
 
     def copy(self) -> "Histogram":
         """Return what has been counted so far, for another thread."""

@@ -55,6 +55,11 @@ class _RunningRequest:
     def num_tokens(self) -> int:
         return sum(self.tokens_by_completion.values())
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest completion."""
+        return max(self.tokens_by_completion.values(), default=0)
+
 
 class ServerMetrics:
     """All metrics of one server."""
@@ -125,11 +130,19 @@ class ServerMetrics:
         if request.last_token_time is None:
             self._first_token.observe(times.first_token_time - times.arrival_time)
             self.latencies.first_token.append(times.first_token_time - times.arrival_time)
+            self._observe_untold_tokens(request, times.last_token_time - times.first_token_time)
         elif times.last_token_time > request.last_token_time:
             seconds = times.last_token_time - request.last_token_time
             self._token_times.between_tokens.observe(seconds)
             self.latencies.between_tokens.append(seconds)
         request.last_token_time = times.last_token_time
+
+    def _observe_untold_tokens(self, request: _RunningRequest, seconds: float) -> None:
+        """Count the tokens that came before a request's first output: all of them, where it does not stream."""
+        num_intervals = request.longest - 1
+        if seconds > 0 and num_intervals > 0:
+            self._token_times.between_tokens.observe(seconds / num_intervals, num_intervals)
+            self.latencies.between_tokens.extend([seconds / num_intervals] * num_intervals)
 
     def _observe_finished(self, request: _RunningRequest, output: RequestOutput) -> None:
         self._finished.labels(*self._labels, request.finish_reason).inc()
@@ -138,7 +151,7 @@ class ServerMetrics:
         self._prefill_tokens.observe(len(output.prompt_token_ids) - output.num_cached_tokens)
         self._prompt_tokens.observe(len(output.prompt_token_ids))
         self._generation_tokens.observe(request.num_tokens)
-        self._max_generation_tokens.observe(max(request.tokens_by_completion.values(), default=0))
+        self._max_generation_tokens.observe(request.longest)
         self._params_n.observe(request.params.n)
         if request.params.max_tokens is not None:
             self._params_max_tokens.observe(request.params.max_tokens)
@@ -153,9 +166,8 @@ class ServerMetrics:
                 histogram.observe(ended - began)
         if times.finished_time is not None:
             self.latencies.whole_request.append(times.finished_time - times.arrival_time)
-        longest = max(request.tokens_by_completion.values(), default=0)
-        if longest > 1 and times.first_token_time is not None and times.last_token_time is not None:
-            self._per_token.observe((times.last_token_time - times.first_token_time) / (longest - 1))
+        if request.longest > 1 and times.first_token_time is not None and times.last_token_time is not None:
+            self._per_token.observe((times.last_token_time - times.first_token_time) / (request.longest - 1))
 
     def _declare(self, max_model_len: int) -> None:
         counts = tuple(decade * step for decade in (1, 10, 100, 1000, 10**4, 10**5, 10**6) for step in (1, 2, 5))
@@ -215,6 +227,6 @@ class _TokenTimes(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the one distribution under both names."""
-        text = "Between consecutive outputs of streamed requests."
+        text = "Between consecutive outputs of streamed requests; of others the mean, once a token after the first."
         for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
             yield histogram_family(name, text, self.between_tokens, self._labels)

@@ -223,7 +223,7 @@ class FakeEngine:
             prompt_logprobs=self._prompt_logprobs(request) if is_first_report or first == 0 else None,
             num_cached_tokens=0,
             error=ERRORS.get(request.finish_reason),
-            metrics=request.metrics,
+            metrics=request.metrics.copy(),  # the event loop reads it while the engine goes on
         )
 
     def _generate(self, request):

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -101,6 +102,19 @@ async def test_one_request_is_counted_once_everywhere(http):
     assert value(samples, "vllm:request_params_max_tokens_sum") == 5
     assert value(samples, "vllm:request_time_per_output_token_seconds_count") == 1
     assert value(samples, "vllm:e2e_request_latency_seconds_sum") > 0
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_times_between_tokens_are_counted_of_every_request(http, fake, is_stream, n):
+    """Those of requests that did not stream were not."""
+    fake.step_seconds = 0.001
+    body = {"prompt": "abc", "max_tokens": 20, "n": n, "stream": is_stream}
+    await (await http.post("/v1/completions", json=body)).read()
+    samples = await scrape(http)
+    name = "vllm:inter_token_latency_seconds"
+    assert value(samples, f"{name}_count") == 19
+    assert value(samples, f"{name}_sum") == pytest.approx(value(samples, "vllm:request_decode_time_seconds_sum"))
 
 
 async def test_parallel_completions_are_one_request(http):
