@@ -75,9 +75,9 @@ class ServerConfig:
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """The keys of the flags and of the environment."""
+        """The keys of the flags and of the environment, where an empty variable is as good as none."""
         from_environment = os.environ.get(API_KEY_VARIABLE)
-        return self.api_key if from_environment is None else (*self.api_key, from_environment)
+        return (*self.api_key, from_environment) if from_environment else self.api_key
 
     @property
     def is_local(self) -> bool:
@@ -90,9 +90,11 @@ class ServerConfig:
                 "enable_auto_tool_choice needs to know how the model writes tool calls; set --tool-call-parser"
             )
         if any(not key.strip() or not key.isascii() for key in self.api_keys):
-            raise ConfigError("api_key holds an empty or non-ASCII key; give a long random one")
+            raise ConfigError(
+                f"--api-key or {API_KEY_VARIABLE} holds a key that is empty or not ASCII; give a long random one"
+            )
         if len(set(self.api_keys)) < len(self.api_keys):
-            raise ConfigError("api_key holds one key twice; leave one of them out")
+            raise ConfigError(f"--api-key and {API_KEY_VARIABLE} hold one key twice; leave one of them out")
         if len(self.best_priority) not in (1, len(self.api_keys)):
             raise ConfigError(
                 f"best_priority is given {len(self.best_priority)} times for {len(self.api_keys)} keys; "

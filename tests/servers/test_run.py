@@ -276,6 +276,15 @@ def test_options_that_make_no_sense_are_refused(options):
         ServerConfig(**options)
 
 
+def test_an_empty_key_in_the_environment_is_none(monkeypatch):
+    """It was an error about api_key, which nobody had given."""
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    assert ServerConfig().api_keys == ()
+    monkeypatch.setenv("VLLM_API_KEY", " ")
+    with pytest.raises(ConfigError, match="VLLM_API_KEY holds a key that is empty"):
+        ServerConfig()
+
+
 def test_origins_come_as_vllms_json_or_one_by_one():
     both = [
         ServerConfig(allowed_origins=given) for given in (('["https://a", "https://b"]',), ("https://a", "https://b"))
