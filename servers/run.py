@@ -79,6 +79,9 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     """
     if config.ssl_certfile is None:
         return None
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        if (path := getattr(config, name)) is not None:
+            _check_readable(name, path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_no_password)
@@ -140,6 +143,17 @@ def _listen_on_path(config: ServerConfig, path: str) -> socket.socket:
         listener.close()
         raise _cannot_listen(config, error) from None
     return listener
+
+
+def _check_readable(name: str, path: str) -> None:
+    """Open the file: the TLS library's errors do not say which one they mean."""
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{name} is {path!r}: {error.strerror}; give a file that can be read with --{name.replace('_', '-')}"
+        ) from None
 
 
 def _no_password() -> str:

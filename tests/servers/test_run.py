@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -191,8 +192,19 @@ async def test_a_unix_socket_serves_and_replaces_what_a_dead_server_left(tmp_pat
 
 def test_unusable_tls_files_are_a_clear_error(tmp_path):
     files = {name: str(tmp_path / name) for name in ("ssl_keyfile", "ssl_certfile")}
+    for path in files.values():
+        Path(path).write_text("no key")
     with pytest.raises(ConfigError, match=r"TLS files cannot be used: .*--ssl-certfile"):
         tls_context(ServerConfig(**files))
+
+
+@pytest.mark.parametrize("missing", ["ssl_keyfile", "ssl_certfile", "ssl_ca_certs"])
+def test_a_tls_file_that_is_missing_is_named(tls_files, missing):
+    """The error was "[Errno 2] No such file or directory", of any of three files."""
+    path = f"{tls_files['ssl_keyfile']}.not"
+    flag = missing.replace("_", "-")
+    with pytest.raises(ConfigError, match=rf"{missing} is '{path}': No such file or directory; .*--{flag}"):
+        tls_context(ServerConfig(**tls_files | {missing: path}))
 
 
 @pytest.fixture
