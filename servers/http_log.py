@@ -5,6 +5,7 @@ Nor is there anything of clients that leave.
 
 import logging
 
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 
@@ -20,7 +21,7 @@ def _filter(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, ConnectionError):  # the client has left, which is no error of ours
         return False
-    if isinstance(error, HttpProcessingError):
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError):
         record.msg, record.args = "%s (%s)", (record.getMessage(), type(error).__name__)
         record.exc_info = None
         record.levelno, record.levelname = logging.INFO, "INFO"

@@ -91,6 +91,21 @@ async def test_malformed_requests_are_logged_without_their_content(caplog):
     assert "Bearer" not in caplog.text
 
 
+async def test_a_body_that_cannot_be_unpacked_is_one_line_in_the_log(caplog):
+    """aiohttp meets the error again when it reads what is left of the body, and logged three tracebacks as an error."""
+    caplog.set_level(logging.INFO)
+    server, address = await started(FakeEngine())
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with aiohttp.ClientSession() as session:
+        answer = await session.post(f"{address}/v1/completions", data=b'{"prompt": "a"}', headers=headers)
+        assert (answer.status, "Content-Encoding" in await answer.text()) == (400, True)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await asyncio.wait_for(server, 10) == 0
+    (line,) = [record for record in caplog.records if record.name == "servers.http"]
+    assert (line.levelname, line.getMessage()) == ("INFO", "Unhandled exception (RequestPayloadError)")
+    assert line.exc_info is None
+
+
 async def test_sigterm_lets_running_requests_finish_and_admits_no_more():
     fake = FakeEngine()
     fake.gate.clear()
