@@ -205,6 +205,14 @@ def test_forms_that_make_no_sense_are_refused_in_words(compiled, form, message):
         assert len(str(caught.value)) < 400
 
 
+def test_choices_that_overlap_are_refused_with_what_lets_them_pass(compiled):
+    """The message named an option that is named nowhere else."""
+    schema = {"oneOf": [{"type": "object", "properties": {name: {"type": "string"}}} for name in "ab"]}
+    with pytest.raises(InvalidRequestError, match=r'oneOf .* Set "x-guidance": {"coerce_one_of": true} at'):
+        compiled.start(StructuredOutputsParams(json=schema))
+    compiled.start(StructuredOutputsParams(json=schema | {"x-guidance": {"coerce_one_of": True}}))
+
+
 def test_a_form_is_compiled_once(compiled, monkeypatch):
     form = StructuredOutputsParams(regex="only once")
     assert not compiled.is_compiled(form)

@@ -29,6 +29,10 @@ COMPILE_SECONDS = 5.0
 CACHE_SIZE = 128  # forms, those refused included
 MAX_ERROR_CHARS = 300
 WHITESPACE_PATTERN = r"[ \n\r\t]{1,64}"  # between the tokens of JSON: models under a schema may pad without end
+ONE_OF_OPTION = (
+    "Enable 'coerce_one_of' option",
+    'Set "x-guidance": {"coerce_one_of": true} at the schema\'s top level',
+)
 LIMITS = {  # llguidance's own, for compiling and for each mask; a step stays within some tens of milliseconds
     "max_lexer_states": 20_000,  # 1-2 kB each
     "verbose_errors": False,  # they would show the parser's state to clients and in logs
@@ -209,7 +213,7 @@ def _import_llguidance() -> Any | None:
 def _refusal(kind: str, problem: str) -> str:
     if problem.startswith("NoExtension"):
         problem = "no output can fulfil it"
-    first = problem.strip().split("\n<state>")[0].replace("<non-verbose/>", "").strip()
+    first = problem.strip().split("\n<state>")[0].replace("<non-verbose/>", "").strip().replace(*ONE_OF_OPTION)
     return f"structured_outputs.{kind} cannot be used: {first[:MAX_ERROR_CHARS]}"
 
 
