@@ -60,7 +60,7 @@ _HOMES = {
     "EngineDeadError": "pagedjax.errors",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  the imports above tell type checkers
 __version__ = "0.1.0"
 
 
