@@ -97,9 +97,9 @@ def test_only_our_own_models_with_kernels_are_lowered_apart(monkeypatch, is_ours
     monkeypatch.setattr(hopper, "unavailable", lambda: None if is_hopper else "no GPU")
     for op in (add_rms_norm, gated_matmul, matmul, rope_and_cache):
         monkeypatch.setattr(op, "is_sound", lambda: True)
-    config = replace(FAKE_CONFIG, architecture="LlamaForCausalLM") if is_ours else FAKE_CONFIG
-    model = nnx.eval_shape(lambda: LlamaForCausalLM(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
-    loaded = LoadedModel(config, model if is_ours else FakeModel())
+    ours = replace(FAKE_CONFIG, architecture="LlamaForCausalLM", head_dim=2)
+    model = nnx.eval_shape(lambda: LlamaForCausalLM(ours, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    loaded = LoadedModel(ours, model) if is_ours else LoadedModel(FAKE_CONFIG, FakeModel())
     assert model_runner._can_lower_apart(loaded) == (is_ours and is_hopper)
 
 
