@@ -4,7 +4,6 @@ Holds what llama.cpp leaves unsaid: Gemma 3's local rope and layer pattern, and 
 states only as a tensor of divisors. Reads no weights beyond that tensor; `gguf_file.py` reads the container.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from pagedjax.errors import CheckpointError, ConfigError
 from pagedjax.loading.gguf_file import GGUFFile
 from pagedjax.models.config import ModelConfig, RopeConfig
+from pagedjax.models.rope import inverse_frequencies, longest_context
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -63,7 +63,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=keys.integer("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        max_position_embeddings=_longest_context(keys, rope),
+        max_position_embeddings=longest_context(keys.integer("context_length"), rope, is_gemma=is_gemma),
         rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=rope,
         local_rope=_local_rope(keys) if is_gemma else None,
@@ -212,7 +212,8 @@ def _llama3_scaling(keys: _Keys, theta: float, head_dim: int) -> dict[str, Any]:
         )
     divisors = keys.file.tensor_bytes(entry, 2 * head_dim).view("<f4").copy()
     scaling = {"rope_type": "llama3", "factor": float(divisors.max()), **LLAMA3_SCALING}
-    expected = _llama3_divisors(theta, head_dim, scaling)
+    rope, scaled = RopeConfig(theta=theta), RopeConfig(theta=theta, scaling=tuple(scaling.items()))
+    expected = inverse_frequencies(rope, head_dim)[0] / inverse_frequencies(scaled, head_dim)[0]
     if not np.allclose(divisors, expected, rtol=1e-4):
         raise ConfigError(
             f"{keys.file.path}: rope_freqs.weight is not Llama 3's scaling by {scaling['factor']}; "
@@ -221,26 +222,8 @@ def _llama3_scaling(keys: _Keys, theta: float, head_dim: int) -> dict[str, Any]:
     return scaling
 
 
-def _llama3_divisors(theta: float, head_dim: int, scaling: dict[str, Any]) -> np.ndarray:
-    """Long wavelengths are divided by the factor, short ones by 1, those between by a blend."""
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    blend = np.clip((scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low), 0, 1)
-    return 1 / ((1 - blend) / scaling["factor"] + blend)
-
-
 def _local_rope(keys: _Keys) -> RopeConfig:
     return RopeConfig(theta=keys.number("rope.freq_base_swa", GEMMA3_LOCAL_THETA))
-
-
-def _longest_context(keys: _Keys, rope: RopeConfig) -> int:
-    """Return how many positions scaling makes usable; Llama 3's and Gemma's figure already includes it."""
-    context, scaling = keys.integer("context_length"), dict(rope.scaling)
-    if scaling.get("rope_type") == "yarn":
-        return int(scaling["original_max_position_embeddings"] * scaling["factor"])
-    if scaling.get("rope_type") == "linear" and keys.architecture != "gemma3":
-        return int(context * scaling["factor"])
-    return context
 
 
 def _layer_windows(keys: _Keys, num_layers: int) -> tuple[int | None, ...]:

@@ -12,7 +12,7 @@ from pagedjax.errors import ConfigError
 from pagedjax.loading.hf_values import check_values
 from pagedjax.models import model_class
 from pagedjax.models.config import ACTIVATIONS, DTYPES, ModelConfig, RopeConfig
-from pagedjax.models.rope import inverse_frequencies
+from pagedjax.models.rope import inverse_frequencies, longest_context
 
 HFConfig = dict[str, Any]
 
@@ -103,7 +103,9 @@ def model_config_from_hf(hf: HFConfig) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=reader.positive("num_key_value_heads", num_heads),
         head_dim=reader.positive("head_dim", hidden_size // num_heads),
-        max_position_embeddings=_longest_context(architecture, reader.positive("max_position_embeddings", 32768), rope),
+        max_position_embeddings=longest_context(
+            reader.positive("max_position_embeddings", 32768), rope, is_gemma=is_gemma
+        ),
         rms_norm_eps=float(reader.get("rms_norm_eps", 1e-6)),
         rope=rope,
         local_rope=local_rope,
@@ -216,16 +218,6 @@ def _rope(parameters: HFConfig, theta: float, reader: _Reader) -> RopeConfig:
         scaling["original_max_position_embeddings"] = original or reader.positive("max_position_embeddings", 32768)
     pairs = () if rope_type == "default" else tuple(sorted(scaling.items()))
     return RopeConfig(theta=float(parameters.get("rope_theta", theta)), scaling=pairs)
-
-
-def _longest_context(architecture: str, max_position_embeddings: int, rope: RopeConfig) -> int:
-    """Return how many positions scaling makes usable; llama3's and Gemma's figure already includes it."""
-    scaling = dict(rope.scaling)
-    if scaling.get("rope_type") == "yarn":
-        return int(scaling["original_max_position_embeddings"] * scaling.get("factor", 1))
-    if scaling.get("rope_type") == "linear" and architecture != "Gemma3ForCausalLM":
-        return int(max_position_embeddings * scaling.get("factor", 1))
-    return max_position_embeddings
 
 
 def _activation(reader: _Reader, is_gemma: bool) -> Any:

@@ -40,6 +40,16 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, f
         ) from None
 
 
+def longest_context(num_positions: int, rope: RopeConfig, *, is_gemma: bool) -> int:
+    """Return how many positions scaling makes usable of a checkpoint's figure; Llama 3's and Gemma's includes it."""
+    scaling = dict(rope.scaling)
+    if scaling.get("rope_type") == "yarn":
+        return int(scaling["original_max_position_embeddings"] * scaling.get("factor", 1))
+    if scaling.get("rope_type") == "linear" and not is_gemma:
+        return int(num_positions * scaling.get("factor", 1))
+    return num_positions
+
+
 def rope_cos_sin(
     positions: Int[Array, " T"], rope: RopeConfig, head_dim: int
 ) -> tuple[Float[Array, "T half"], Float[Array, "T half"]]:
