@@ -1,31 +1,23 @@
 """The offline interface: `LLM(...)`, then `generate`, `chat` or `stream`. Blocks until the answer is there.
 
-Usable in scripts and notebooks: an interrupt ends the running call, not the engine. Calls may overlap, in one thread
-(two streams read in turn) or several: whoever needs an output steps the engine and hands the others theirs.
+Usable in scripts and notebooks; calls may overlap, see `shared_engine`.
 """
 
-import itertools
-import threading
-import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Literal, Self
 
-from tqdm import tqdm
-
 from pagedjax.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from pagedjax.config import EngineConfig
 from pagedjax.engine import LLMEngine
-from pagedjax.errors import EngineDeadError, InvalidRequestError
-from pagedjax.interrupts import InterruptAfterwards
+from pagedjax.errors import InvalidRequestError
 from pagedjax.models.config import ModelConfig
 from pagedjax.notebook_cell import NotebookCell
 from pagedjax.outputs import RequestOutput
 from pagedjax.request_input import on_host
 from pagedjax.sampling_params import RequestOutputKind, SamplingParams
+from pagedjax.shared_engine import SharedEngine
 
 Prompt = str | Iterable[int]  # arrays of numpy and JAX among them
 
@@ -57,12 +49,7 @@ class LLM:
         self.engine = LLMEngine(
             EngineConfig(model=model, **options), params=params, model_config=model_config, show_progress=show_progress
         )
-        self._request_ids = (f"llm-{i}" for i in itertools.count())
-        self._lock = threading.Lock()  # held for each call of the engine
-        self._inside: int | None = None  # the thread that holds it
-        self._arrived: dict[str, deque[RequestOutput]] = {}  # by request: its call's outputs that nobody has read yet
-        self._ended: list[str] = []  # requests that their calls have left, to be aborted by the next step
-        self._is_open = True
+        self._shared = SharedEngine(self.engine)
         if cell is not None:
             cell.remember(self)
 
@@ -97,15 +84,11 @@ class LLM:
             raise InvalidRequestError(
                 f"{len(priorities)} priorities for {len(items)} prompts; give one for each", param="priority"
             )
-        request_ids: list[str] = []
-        arrived: deque[RequestOutput] = deque()
-        try:
+        with self._shared.call() as call:
             for prompt, one, level in zip(items, params, priorities, strict=True):
-                request_ids.append(self._add(arrived, prompt, one, priority=level))
-            finished = {out.request_id: out for out in self._run(arrived, len(request_ids), use_tqdm=use_tqdm)}
-        finally:
-            self._end(request_ids)
-        return [finished[request_id] for request_id in request_ids]
+                call.add(prompt, one, priority=level)
+            finished = {out.request_id: out for out in call.outputs(use_tqdm=use_tqdm)}
+        return [finished[request_id] for request_id in call.request_ids]
 
     def beam_search(
         self,
@@ -193,12 +176,9 @@ class LLM:
             )
         text_or_ids: Any = self.encode_chat(prompt, **(chat_template_kwargs or {})) if is_chat else prompt
         params = self._params_list(sampling_params, 1, RequestOutputKind.DELTA)[0]
-        arrived: deque[RequestOutput] = deque()
-        request_id = self._add(arrived, text_or_ids, params)
-        try:
-            yield from self._run(arrived, 1, use_tqdm=False)
-        finally:
-            self._end([request_id])
+        with self._shared.call() as call:
+            call.add(text_or_ids, params)
+            yield from call.outputs()
 
     def encode_chat(self, messages: Any, **template_kwargs: Any) -> list[int]:
         """Token ids of a conversation under the model's chat template."""
@@ -221,19 +201,19 @@ class LLM:
         """
         prefix = self._encode_prefix(prompt, template_kwargs)
         self.generate(prefix, SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
-        with self._alone(), InterruptAfterwards():
-            return self.engine.pin_prefix(prefix)
+        with self._shared.alone() as engine:
+            return engine.pin_prefix(prefix)
 
     def unpin(self, prompt: Prompt | Sequence[dict[str, Any]], **template_kwargs: Any) -> bool:
         """Let go of a prefix that `warm_prefix` kept; False if it was not kept."""
         prefix = self._encode_prefix(prompt, template_kwargs)
-        with self._alone(), InterruptAfterwards():
-            return self.engine.unpin_prefix(prefix)
+        with self._shared.alone() as engine:
+            return engine.unpin_prefix(prefix)
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks; False, with the reason in the log, while some are in use or pinned."""
-        with self._alone(), InterruptAfterwards():
-            return self.engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        with self._shared.alone() as engine:
+            return engine.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def update_weights(self, params: Any) -> None:
         """Replace the model's weights between calls, as `LLMEngine.update_weights` says: a training loop's next ones.
@@ -244,15 +224,13 @@ class LLM:
           CheckpointError: they do not fit the model; the old ones stay.
           ConfigError: requests of other threads or unread streams are unfinished, or prefixes kept warm.
         """
-        with self._alone(), InterruptAfterwards():
-            self.engine.update_weights(params)
+        with self._shared.alone() as engine:
+            engine.update_weights(params)
 
     def shutdown(self) -> None:
         """End all requests and free the device memory. The object is of no use afterwards."""
-        with self._alone():
-            if self._is_open:
-                self._is_open = False
-                self.engine.shutdown()
+        with self._shared.alone() as engine:
+            engine.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -299,66 +277,6 @@ class LLM:
                 param="sampling_params",
             )
         return [replace(one, output_kind=kind) for one in several]
-
-    def _add(self, arrived: deque[RequestOutput], prompt: Any, params: SamplingParams, *, priority: int = 0) -> str:
-        """Queue a request, whose outputs go to `arrived`, and return its id."""
-        request_id = next(self._request_ids)
-        with self._alone(), InterruptAfterwards():
-            self.engine.add_request(request_id, prompt, params, priority=priority)
-            self._arrived[request_id] = arrived
-        return request_id
-
-    def _run(self, arrived: deque[RequestOutput], num_requests: int, *, use_tqdm: bool) -> Iterator[RequestOutput]:
-        """Step until this call's requests are done and yield their outputs."""
-        num_generated, began = 0, time.monotonic()
-        with tqdm(total=num_requests, desc="Generating", unit="request", disable=not use_tqdm) as progress:
-            while num_requests:
-                if not arrived:
-                    with self._alone():
-                        if not arrived:  # nor did another call's step bring any while this one waited
-                            self._step()
-                            if not arrived and not self.engine.has_unfinished_requests():
-                                raise EngineDeadError("the request's last output went to another caller of step()")
-                while arrived:
-                    output = arrived.popleft()
-                    if output.finished:
-                        num_requests -= 1
-                        num_generated += sum(len(completion.token_ids) for completion in output.outputs)
-                        progress.set_postfix_str(f"{num_generated / (time.monotonic() - began):.1f} tokens/s", False)
-                        progress.update()
-                    yield output
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock, and note who does, for what the garbage collector may find to be ended meanwhile."""
-        with self._lock:
-            self._inside = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._inside = None
-
-    def _step(self) -> None:
-        """Step the engine, for whoever holds the lock, and bring each output to the call that waits for it."""
-        with InterruptAfterwards():
-            ended, self._ended = self._ended, []
-            for request_id in ended:
-                self._arrived.pop(request_id, None)
-            self.engine.abort(ended)
-            for output in self.engine.step():
-                if output.request_id in self._arrived:
-                    self._arrived[output.request_id].append(output)
-
-    def _end(self, request_ids: list[str]) -> None:
-        """Abort what an error, an interrupt or a closed iterator left unfinished, and let the engine drain."""
-        self._ended += request_ids
-        if self._inside == threading.get_ident():
-            return  # the garbage collector found a forgotten stream in the middle of a call: the next step aborts it
-        with self._alone():
-            for request_id in request_ids:
-                self._arrived.pop(request_id, None)
-            while self._is_open and not self.engine.unfinished_request_ids().isdisjoint(request_ids):
-                self._step()
 
 
 def _prompt_list(prompts: Any, prompt_token_ids: Any) -> list[Any]:
