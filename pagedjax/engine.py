@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,6 +101,13 @@ def own_settings() -> Iterator[None]:
     """Allow what a caller's debugging context may forbid: host arrays for executables, and executables."""
     with jax.transfer_guard("allow"), jax.disable_jit(False):
         yield
+
+
+def _is_restricted() -> bool:
+    """Whether there is such a context, which costs a fortieth of what it takes to enter another."""
+    config = jax.config
+    guards = config.jax_transfer_guard_host_to_device, config.jax_transfer_guard_device_to_host
+    return config.jax_disable_jit or any(guards)
 
 
 class LLMEngine:
@@ -249,7 +256,7 @@ class LLMEngine:
         """
         self._check_open()
         try:
-            with own_settings():
+            with own_settings() if _is_restricted() else nullcontext():
                 return self._step()
         except BaseException as error:
             self._close(f"was closed when a step ended in {type(error).__name__}: {error}")
