@@ -259,7 +259,7 @@ def test_a_stream_whose_outputs_somebody_else_took_ends(llm, engine):
         (lambda llm: llm.generate(5), "prompt is 5"),
         (lambda llm: llm.generate([None]), "prompt is None"),
         (lambda llm: llm.generate(jnp.int32(5)), r"prompt is np.int32\(5\); it must be a string or a list"),
-        (lambda llm: llm.generate(jnp.array([1.0, 2.0])), r"prompt is np.float32\(1.0\)"),
+        (lambda llm: llm.generate(jnp.array([1.0, 2.0])), r"prompt is np.float"),
         (lambda llm: llm.generate(jnp.array([True])), r"prompt is np.True_"),
         (lambda llm: llm.generate([jnp.array([[1, 2]])]), r"prompt holds token id \[1, 2\]"),
         (lambda llm: llm.generate(["a"], GREEDY, priority=1), "priority is 1; give one for each prompt"),

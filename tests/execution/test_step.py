@@ -121,5 +121,5 @@ def test_a_count_of_a_token_stays_at_the_most_it_can_hold():
     wide = neutral_sampler_rows(3, 8)
     wide = replace(wide, output_counts=wide.output_counts.at[:, 5].set(most - 1))
     for _ in range(3):
-        wide = record_tokens(wide, jnp.array([0, 2, 3]), jnp.array([5, 4, 5]))  # row 3 is a pad
+        wide = record_tokens(wide, jnp.array([0, 2, 3], jnp.int32), jnp.array([5, 4, 5], jnp.int32))  # row 3 is a pad
     assert np.asarray(wide.output_counts)[:, 4:6].tolist() == [[0, most], [0, most - 1], [3, most - 1]]
