@@ -56,12 +56,17 @@ def unavailable() -> str | None:
     return None
 
 
-def unfit(x: Any, w: Any) -> str | None:
-    """Say why no kernel multiplies these arrays, or None: their types, or rows that TMA cannot take in tiles of 8."""
+def unfit(x: Any, w: Any, *, depth: int, columns: int) -> str | None:
+    """Say what a kernel for x @ w lacks for these arrays, or None.
+
+    Its tiles take `depth` values of the sum and `columns` of w at a time, and TMA takes 8 rows.
+    """
     if x.dtype not in DTYPES or w.dtype != x.dtype:
         return f"x is {x.dtype} and w {w.dtype}; built are bfloat16 and float16, the same for both"
     if len(x) % ROWS_OF_A_TILE:
         return f"x has {len(x)} rows; built are multiples of {ROWS_OF_A_TILE}"
+    if w.shape[0] % depth or w.shape[1] % columns:
+        return f"the weights are {w.shape[0]} x {w.shape[1]}; built are multiples of {depth} and {columns}"
     return None
 
 

@@ -22,11 +22,13 @@ from pallas_kernels.hopper import interpretation, unfit, wgmma_smem
 
 WARPGROUPS = ROWS // WARPGROUP_ROWS  # that multiply
 
+_unfit = partial(unfit, depth=DEPTH, columns=2 * COLUMNS)
+
 
 def unsupported(x: Any, w: Any) -> str | None:
     """Say why the kernel is not for these arrays, or None."""
     (num_rows, depth), width = x.shape, w.shape[1]
-    if (reason := _unbuilt(x, w)) is not None:
+    if (reason := _unfit(x, w)) is not None:
         return reason
     if not is_faster(num_rows, width // 2):
         return f"XLA is faster for [{num_rows}, {depth}] x [{depth}, {width}]"
@@ -38,7 +40,7 @@ def mosaic_gated_matmul(
     x: Float[Array, "T I"], w: Float[Array, "I twoF"], *, act: Activation, cut: Cut | None = None
 ) -> Float[Array, "T F"]:
     """Compute `gated_matmul`. On a CPU the kernel is interpreted: for tests."""
-    if (reason := _unbuilt(x, w)) is not None:
+    if (reason := _unfit(x, w)) is not None:
         raise NotImplementedError(f"the mosaic_gpu backend of gated_matmul: {reason}")
     (num_rows, _), width, dtype = x.shape, w.shape[1] // 2, x.dtype
     cut = cut or cut_for(num_rows, width)
@@ -69,16 +71,6 @@ def mosaic_gated_matmul(
     )
     (y,) = kernel(x, w)
     return y
-
-
-def _unbuilt(x: Any, w: Any) -> str | None:
-    """Say what the kernel lacks for these arrays, or None."""
-    depth, width = w.shape
-    if (reason := unfit(x, w)) is not None:
-        return reason
-    if depth % DEPTH or width % (2 * COLUMNS):
-        return f"the weights are {depth} x {width}; built are multiples of {DEPTH} and {2 * COLUMNS}"
-    return None
 
 
 def _kernel(

@@ -20,10 +20,13 @@ from pallas_kernels.matmul.tuning import COLUMNS, DEPTH, Tile, is_faster, tile_f
 REGISTERS = {1: 240, 2: 232}  # of a thread that multiplies, by the number of warpgroups that do
 
 
+_unfit = partial(unfit, depth=DEPTH, columns=COLUMNS)
+
+
 def unsupported(x: Any, w: Any) -> str | None:
     """Say why the kernel is not for these arrays, or None."""
     (num_rows, depth), width = x.shape, w.shape[1]
-    if (reason := _unbuilt(x, w)) is not None:
+    if (reason := _unfit(x, w)) is not None:
         return reason
     if not is_faster(num_rows, depth, width):
         return f"XLA is faster for [{num_rows}, {depth}] x [{depth}, {width}]"
@@ -33,7 +36,7 @@ def unsupported(x: Any, w: Any) -> str | None:
 @partial(jax.jit, static_argnames="tile")
 def mosaic_matmul(x: Float[Array, "T I"], w: Float[Array, "I O"], *, tile: Tile | None = None) -> Float[Array, "T O"]:
     """Compute `matmul`. On a CPU the kernel is interpreted: for tests."""
-    if (reason := _unbuilt(x, w)) is not None:
+    if (reason := _unfit(x, w)) is not None:
         raise NotImplementedError(f"the mosaic_gpu backend of matmul: {reason}")
     (num_rows, depth), width = x.shape, w.shape[1]
     tile = tile or tile_for(num_rows, depth, width)
@@ -58,16 +61,6 @@ def mosaic_matmul(x: Float[Array, "T I"], w: Float[Array, "I O"], *, tile: Tile 
     )
     (y,) = kernel(x, w)
     return y
-
-
-def _unbuilt(x: Any, w: Any) -> str | None:
-    """Say what the kernel lacks for these arrays, or None."""
-    depth, width = w.shape
-    if (reason := unfit(x, w)) is not None:
-        return reason
-    if depth % DEPTH or width % COLUMNS:
-        return f"the weights are {depth} x {width}; built are multiples of {DEPTH} and {COLUMNS}"
-    return None
 
 
 def _kernel(
