@@ -84,7 +84,7 @@ async def send_events(
             raise  # nobody listens any more
         except Exception as error:
             await stream.send(framing.error(to_api_error(error)).encode())
-        await stream.end(framing.end)
+        await stream.send(framing.end, is_last=True)
     return response
 
 
@@ -97,26 +97,16 @@ class _EventStream:
         self._request = request
         self._response = response
 
-    async def send(self, data: bytes) -> None:
-        """Write `data`; wait while the client takes less than comes.
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        """Write `data`; wait while the client takes less than comes, and after the last until it has taken all.
 
         Raises:
           ConnectionError: the client has left.
         """
         self.sent_time = time.monotonic()
         self.is_blocked = True
-        await self._response.write(data)
+        await (self._response.write_eof(data) if is_last else self._response.write(data))
         self.is_blocked = False
-
-    async def end(self, data: bytes) -> None:
-        """Write the last `data` and wait until the client has taken everything.
-
-        Raises:
-          ConnectionError: the client has left.
-        """
-        self.sent_time = time.monotonic()
-        self.is_blocked = True
-        await self._response.write_eof(data)
 
     def drop(self) -> None:
         """Cut the connection, which ends the handler."""
